@@ -276,7 +276,7 @@ fn decomposed_gradient(graph: &mut Graph, op: OpRef, call: &GradCall) -> Result<
         }
     }
     let needs = inner_needs(graph, start, &needed);
-    for id in (start..end).rev().map(|i| NodeId(i as u32)) {
+    for id in (start..end).rev().map(|i| NodeId::new(i as u32)) {
         if needs[id.index()] && graph.nodes()[id.index()].is_op() {
             backpropagate(graph, id, &needs, &mut adjoints).map_err(|e| e.to_string())?;
         }

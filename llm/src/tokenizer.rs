@@ -15,7 +15,8 @@ use crate::gguf::{self, Gguf};
 /// The mark that tokenizers of [`Tokenizer::train`] have.
 pub const END_OF_TEXT: &str = "<|endoftext|>";
 
-/// A tokenizer as `tokenizer.json` describes it.
+/// A tokenizer as `tokenizer.json` describes it, without the padding and truncation that the file may set: the tokens of a
+/// text are those of all of it and no others. Transformers leave both out by default, too.
 #[derive(Clone, Debug)]
 pub struct Tokenizer(tokenizers::Tokenizer);
 
@@ -49,7 +50,10 @@ impl Tokenizer {
 
     /// What a file has said.
     fn parse(path: &Path, text: &str) -> Result<Self> {
-        let inner = text.parse::<tokenizers::Tokenizer>().map_err(|e| damaged(path, e))?;
+        let mut inner = text.parse::<tokenizers::Tokenizer>().map_err(|e| damaged(path, e))?;
+        // Settings of the batches that it was trained with: padding would be taken for text, and long texts would end early.
+        inner.with_padding(None);
+        inner.with_truncation(None).map_err(|e| damaged(path, e))?;
         Ok(Tokenizer(inner))
     }
 
@@ -83,7 +87,7 @@ impl Tokenizer {
         Ok(Tokenizer(inner))
     }
 
-    /// The text of its `tokenizer.json`.
+    /// The text of its `tokenizer.json`, without padding and truncation.
     ///
     /// # Errors
     /// What the tokenizer says.

@@ -186,6 +186,45 @@ fn a_kernel_with_a_loop_without_an_end_is_not_used() {
     assert!(said.contains("did not end within its limit"), "{said}");
 }
 
+/// The decomposition gives right results in the kernel's place, so that only the refusal shows it.
+#[test]
+fn conformance_fails_where_the_kernel_was_refused() {
+    if !is_there() {
+        return;
+    }
+    let place = folder();
+    let wrong = RIGHT.replace("2.0 *", "3.0 *");
+    open_data(
+        &write(place.path(), &[("plugin.toml", &doubling("triples", &wrong))]),
+        None,
+    )
+    .expect("it can be bounded");
+    let options = Options {
+        filter: Some("triples.twice/".into()),
+        sections: vec![Section::Operators],
+        seeds: 0..1,
+        ..Options::default()
+    };
+    let device = BladeBackend.open(0, &Config::default()).expect("it opens");
+    let report = meganeura_conformance::run(device.clone(), &options);
+    let forward: Vec<_> = report.cases.iter().filter(|c| c.id.contains("/forward/")).collect();
+    assert!(!forward.is_empty() && !report.is_ok(), "{report}");
+    for case in forward {
+        let said = case.outcome.detail();
+        assert!(
+            case.outcome.is_failure() && said.contains("the kernel did not run"),
+            "{case}"
+        );
+        assert!(said.contains("'triples'") && said.contains("element 0"), "why: {said}");
+    }
+    let refused = device.refused_kernel("triples.twice").expect("it was tried");
+    assert!(refused.to_string().contains("triples.twice"), "{refused}");
+    assert!(
+        device.refused_kernel("core.matmul").is_none(),
+        "its own kernels are not asked about"
+    );
+}
+
 /// A loop that ends for the numbers of tests, and does not for others.
 #[test]
 fn a_loop_that_has_to_be_ended_is_an_error_of_the_step() {

@@ -169,7 +169,7 @@ fn duplicate_and_empty_names_are_refused() {
 fn values_of_another_graph_are_refused() {
     let mut g = Graph::new();
     let x = g.input("x", &[3]);
-    let y = g.relu(Value::from(NodeId(77)));
+    let y = g.relu(Value::from(NodeId::new(77)));
     g.set_outputs(vec![x, y]);
     assert!(error_of(&g).to_string().contains("not a value of this graph"));
     let mut g = Graph::new();
@@ -177,6 +177,90 @@ fn values_of_another_graph_are_refused() {
     let y = g.relu(g.port(x, 4));
     g.set_outputs(vec![y]);
     assert!(error_of(&g).to_string().contains("no port 4"));
+}
+
+/// The number of the other graph's node exists in this one, which is the dangerous case.
+#[test]
+fn a_node_of_another_graph_is_refused_although_its_number_exists() {
+    let mut other = Graph::new();
+    let foreign = other.input("x", &[3]);
+    let graph = || {
+        let mut g = Graph::new();
+        let x = g.input("x", &[3]);
+        let w = g.parameter("w", &[3]);
+        (g, x, w)
+    };
+    let check = |g: &Graph, call: &str| {
+        let text = g.verify().unwrap_err().to_string();
+        assert!(text.contains("%0 is a node of another graph"), "{text}");
+        assert!(text.contains(call) && text.contains("errors.rs:"), "{text}");
+        assert!(text.contains("help: pass values of this graph"), "{text}");
+    };
+    let (mut g, x, _) = graph();
+    let y = g.add(x, foreign);
+    g.set_outputs(vec![y]);
+    check(&g, "core.add");
+    // What a build says is the same.
+    assert!(error_of(&g).to_string().contains("another graph"));
+    let (mut g, ..) = graph();
+    g.set_outputs(vec![foreign]);
+    check(&g, "set_outputs");
+    let (mut g, x, _) = graph();
+    g.require_grad(foreign);
+    g.set_outputs(vec![x]);
+    check(&g, "require_grad");
+    let (mut g, x, _) = graph();
+    g.trainable(foreign, false);
+    g.set_outputs(vec![x]);
+    check(&g, "trainable");
+    let (mut g, x, _) = graph();
+    g.named(foreign, "hidden");
+    g.set_outputs(vec![x]);
+    check(&g, "'hidden'");
+    // A state that was written is looked up by its number, which must not hide the mistake.
+    let (mut g, ..) = graph();
+    let count = g.state("count", &[3]);
+    let mut elsewhere = Graph::new();
+    elsewhere.input("a", &[3]);
+    elsewhere.input("b", &[3]);
+    let same_number = elsewhere.input("c", &[3]);
+    assert_eq!(count, same_number);
+    let one = g.constant(vec![1.0; 3], &[3]);
+    let more = g.add(count, one);
+    g.assign(count, more);
+    let y = g.relu(same_number);
+    g.set_outputs(vec![y]);
+    assert!(
+        g.verify()
+            .unwrap_err()
+            .to_string()
+            .contains("%2 is a node of another graph")
+    );
+    assert_eq!(g.shape(foreign), &[] as &[usize], "a foreign value has no shape here");
+}
+
+#[test]
+fn nodes_of_a_clone_and_of_its_original_are_the_same() {
+    let mut g = Graph::new();
+    let x = g.input("x", &[3]);
+    let w = g.parameter("w", &[3]);
+    let mut copy = g.clone();
+    let y = copy.mul(x, w);
+    copy.set_outputs(vec![y]);
+    copy.verify().unwrap();
+    // An id made of a number belongs to any graph.
+    let z = g.relu(NodeId::new(x.0));
+    g.set_outputs(vec![z]);
+    g.verify().unwrap();
+    // A sorted graph is returned unchanged, so its ids are those of the original.
+    let sorted = copy.toposort();
+    assert_eq!(sorted.shape(y), [3]);
+    // Stages return graphs of their own.
+    let optimized = meganeura::optimize::optimize(&copy);
+    let mut continued = optimized.clone();
+    let again = continued.relu(y);
+    continued.set_outputs(vec![again]);
+    assert!(continued.verify().unwrap_err().to_string().contains("another graph"));
 }
 
 #[test]

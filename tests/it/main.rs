@@ -15,6 +15,7 @@ mod packed;
 mod packed_weights;
 #[path = "../common/plans.rs"]
 mod plans;
+mod porting;
 mod precision;
 mod recompute;
 #[path = "../common/retired.rs"]

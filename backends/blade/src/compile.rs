@@ -6,7 +6,7 @@ use std::sync::Arc;
 use blade_graphics as bg;
 use meganeura_core::backend::shader::shader_kernels;
 use meganeura_core::backend::{Capabilities, Device, Executable, KernelDesc, KernelSource, Support, Tune};
-use meganeura_core::{ExecutionPlan, Result, Session};
+use meganeura_core::{Error, ExecutionPlan, Result, Session};
 
 use crate::custom;
 use crate::device::BladeDevice;
@@ -89,6 +89,10 @@ impl Device for BladeDevice {
 
     fn has_mixed_precision(&self) -> bool {
         self.coop_config().is_some_and(|config| config.use_f16_input)
+    }
+
+    fn refused_kernel(&self, op: &str) -> Option<Error> {
+        self.why_custom_kernel_is_refused(op)
     }
 
     fn finalize(&self, plan: &mut ExecutionPlan) -> Result<()> {

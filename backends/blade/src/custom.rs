@@ -1,7 +1,7 @@
 //! Kernels that others bring and that plans may use, and why some are not used. [`tried`](crate::custom_trial) decides which.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use meganeura_core::Error;
 use meganeura_core::backend::KernelDesc;
@@ -21,6 +21,8 @@ pub(crate) struct Accepted {
     device: ShaderDevice,
     /// Its texts, for some sizes, that the driver does not take.
     refused: Mutex<HashSet<String>>,
+    /// The first refusal of one of them.
+    refusal: OnceLock<Error>,
 }
 
 impl Accepted {
@@ -29,12 +31,18 @@ impl Accepted {
             kernel,
             device,
             refused: Mutex::default(),
+            refusal: OnceLock::new(),
         })
     }
 
     fn refused(&self) -> MutexGuard<'_, HashSet<String>> {
         // A panic cannot leave the set half changed.
         self.refused.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Why it is not used for some calls, if that is so.
+    pub(crate) fn refusal(&self) -> Option<&Error> {
+        self.refusal.get()
     }
 
     /// The plugin that it is from.
@@ -68,7 +76,9 @@ pub(crate) fn problems() -> Vec<Error> {
 /// Has a kernel not be used any more on a device, which is named, where it becomes this text.
 pub(crate) fn refuse(device: &str, kernel: &Accepted, source: Option<String>, error: &Error) {
     kernel.refused().extend(source);
-    tell(device, kernel, error);
+    let problem = tell(device, kernel, error);
+    // The first one stays.
+    let _ = kernel.refusal.set(problem);
 }
 
 /// Why a plan that was made with a kernel cannot do without it.
@@ -83,8 +93,8 @@ pub(crate) fn irreplaceable(device: &str, kernel: &Accepted, refusal: &Error, er
     }
 }
 
-/// Tells that a kernel is not used, once.
-pub(crate) fn tell(device: &str, kernel: &Accepted, error: &Error) {
+/// Tells that a kernel is not used, once, and returns what it told.
+pub(crate) fn tell(device: &str, kernel: &Accepted, error: &Error) -> Error {
     let problem = Error::Plugin {
         plugin: kernel.origin(),
         message: format!(
@@ -94,7 +104,8 @@ pub(crate) fn tell(device: &str, kernel: &Accepted, error: &Error) {
         remedy: "tell its author; results are right without it".into(),
     };
     let mut known = PROBLEMS.lock().unwrap_or_else(PoisonError::into_inner);
-    note(&mut known, problem);
+    note(&mut known, problem.clone());
+    problem
 }
 
 /// Adds a problem that is not known, as long as there are not too many.

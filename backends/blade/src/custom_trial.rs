@@ -36,8 +36,8 @@ const KEPT: usize = 64;
 /// What was tried on a device.
 #[derive(Default)]
 pub(crate) struct Tried {
-    /// By its content: kernels that agree with the definition, and `None` for others.
-    known: Mutex<BTreeMap<String, Option<Arc<Accepted>>>>,
+    /// By its content: kernels that agree with the definition, and for others why they are not used.
+    known: Mutex<BTreeMap<String, Result<Arc<Accepted>>>>,
     /// Made when a plan asked for them, which is going to use them.
     pipelines: Mutex<Vec<Arc<Pipeline>>>,
 }
@@ -51,18 +51,25 @@ impl Tried {
         // A panic cannot leave the map half changed.
         let lock = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = lock().get(&content) {
-            return known.clone();
+            return known.clone().ok();
         }
         let kernel = Accepted::new(kernel, device.shader_device());
         let accepted = match test(device, &kernel) {
-            Ok(()) => Some(kernel),
-            Err(error) => {
-                tell(device.name(), &kernel, &error);
-                None
-            }
+            Ok(()) => Ok(kernel),
+            Err(error) => Err(tell(device.name(), &kernel, &error)),
         };
         lock().insert(content, accepted.clone());
-        accepted
+        accepted.ok()
+    }
+
+    /// Why the custom kernel for an operator is not used, or not for all calls, as far as it was tried.
+    pub(crate) fn refusal(&self, op: &str) -> Option<Error> {
+        let content = shader_kernel(op)?.content();
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        match known.get(&content)? {
+            Ok(accepted) => accepted.refusal().cloned(),
+            Err(problem) => Some(problem.clone()),
+        }
     }
 
     /// The kernels for the operators of a plan.

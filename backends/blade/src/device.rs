@@ -119,6 +119,11 @@ impl BladeDevice {
         self.custom.kernel(&self.handle, op).is_some()
     }
 
+    /// Why the custom kernel for an operator is not used, as far as it was asked for.
+    pub(crate) fn why_custom_kernel_is_refused(&self, op: &str) -> Option<meganeura_core::Error> {
+        self.custom.refusal(op)
+    }
+
     /// Launches of the kernel for a call, or the reason why there is none.
     pub(crate) fn answer(&self, kernel: &KernelDesc) -> std::result::Result<u32, String> {
         let asked = (

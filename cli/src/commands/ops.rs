@@ -29,17 +29,24 @@ pub(crate) fn run(args: &Args) -> Outcome {
     }
     let Some(part) = &args.name else {
         for op in ops {
-            lines(format_args!("{:<32} {}", op.name(), op.doc().formula), 33)?;
+            let call = match op.signature() {
+                method if method.is_empty() => "(no method)".into(),
+                method => method,
+            };
+            lines(format_args!("{:<32} {call:<44} {}", op.name(), op.doc().formula), 33)?;
         }
         return Ok(ExitCode::SUCCESS);
     };
     let found: Vec<OpRef> = ops.iter().copied().filter(|op| op.name().contains(part)).collect();
     if found.is_empty() {
         let closest = meganeura::error::closest(part, ops.iter().map(|op| op.name()));
-        return Err(format!(
-            "no operator's name contains '{part}'\n  help: `meganeura ops` lists them; the closest are {closest}"
-        )
-        .into());
+        let closest = match closest.is_empty() {
+            true => String::new(),
+            false => format!("; the closest are {closest}"),
+        };
+        return Err(
+            format!("no operator's name contains '{part}'\n  help: `meganeura ops` lists them{closest}").into(),
+        );
     }
     for op in found {
         line(document::section(op).trim_end())?;

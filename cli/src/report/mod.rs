@@ -240,7 +240,7 @@ fn graph_data(graph: &Graph, marks: &HashMap<NodeId, String>) -> Result<Json> {
                 texts.number(&types.join(", ")),
                 texts.number(&details(node)),
                 texts.number(&node.location.map(|l| l.to_string()).unwrap_or_default()),
-                texts.number(marks.get(&NodeId(i as u32)).map_or("", String::as_str)),
+                texts.number(marks.get(&NodeId::new(i as u32)).map_or("", String::as_str)),
                 (layout.x[i] * 100.0).round() / 100.0,
                 layout.y[i],
                 node.inputs.iter().map(|v| v.node.0).collect::<Vec<_>>(),

@@ -154,6 +154,7 @@ fn impossible_settings_are_errors() {
         (vec!["train", "digits", "--batch", "100000"], "1437"),
         (vec!["train", "digits", "--lr", "NaN"], "learning_rate"),
         (vec!["train", "digits", "--lr=-1"], "learning_rate"),
+        (vec!["train", "digits", "--lr", "0"], "nothing is learned"),
         (vec!["train", "digits", "--optimizer", "magic"], "adamw"),
         (vec!["train", "cats"], "digits"),
         (vec!["train"], "--csv"),
@@ -289,6 +290,7 @@ fn operators_are_looked_up_by_a_part_of_their_names() {
     assert!(output.status.success());
     for part in [
         "## core.scatter_add",
+        "`g.scatter_add(indices, updates, rows)`",
         "Shapes",
         "Element types",
         "Gradient",
@@ -298,7 +300,21 @@ fn operators_are_looked_up_by_a_part_of_their_names() {
     }
     let (output, _, err) = run(&mut meganeura(&["ops", "core.matmull"]));
     assert!(!output.status.success());
-    assert!(err.contains("core.matmul") && err.contains("help"), "{err}");
+    assert!(
+        err.contains("the closest are core.matmul") && err.contains("help"),
+        "{err}"
+    );
+    let (_, _, err) = run(&mut meganeura(&["ops", "lstm"]));
+    assert!(
+        err.contains("`meganeura ops` lists them") && !err.contains("closest"),
+        "{err}"
+    );
+    let (_, out, _) = run(&mut meganeura(&["ops"]));
+    let mse = out
+        .lines()
+        .find(|line| line.starts_with("core.mse "))
+        .unwrap_or_default();
+    assert!(mse.contains("g.mse_loss(prediction, target)"), "{mse}");
 }
 
 // ---- training on files ---------------------------------------------------------------------------------

@@ -178,6 +178,13 @@ pub trait Device: Send + Sync {
         false
     }
 
+    /// Why the device does not use a kernel that a plugin brings for an operator, where it has tried it and it failed. Calls
+    /// of the operator are decomposed then, with right results, so that nothing else shows it.
+    fn refused_kernel(&self, op: &str) -> Option<Error> {
+        let _ = op;
+        None
+    }
+
     /// Chooses variants and launch geometry for each dispatch, before the plan is cached.
     ///
     /// # Errors

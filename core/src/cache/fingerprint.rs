@@ -26,6 +26,10 @@ pub fn graph_hash(graph: &Graph) -> String {
         c.word(effect.target.index());
         c.value(effect.value);
     });
+    // Only where there are some, so that graphs without keep their hash.
+    if !graph.output_names.is_empty() {
+        c.list(&graph.output_names, |c, name| c.text(name));
+    }
     c.finish()
 }
 
@@ -220,7 +224,7 @@ mod tests {
     #[test]
     fn everything_that_changes_a_plan_changes_the_hash() {
         type Build = fn(&mut Graph);
-        let variants: [Build; 14] = [
+        let variants: [Build; 16] = [
             |g| {
                 g.input("x", &[2, 3]);
             },
@@ -267,6 +271,16 @@ mod tests {
                 let x = g.input("x", &[2, 3]);
                 let y = g.softmax(x, 1);
                 g.set_outputs(vec![y]);
+            },
+            |g| {
+                let x = g.input("x", &[2, 3]);
+                let y = g.softmax(x, 1);
+                g.set_named_outputs([("y", y)]);
+            },
+            |g| {
+                let x = g.input("x", &[2, 3]);
+                let y = g.softmax(x, 1);
+                g.set_named_outputs([("z", y)]);
             },
         ];
         let hashes: std::collections::BTreeSet<String> = variants.iter().map(graph).collect();

@@ -219,6 +219,10 @@ impl Device for Measured {
         self.inner.has_mixed_precision()
     }
 
+    fn refused_kernel(&self, op: &str) -> Option<Error> {
+        self.inner.refused_kernel(op)
+    }
+
     fn finalize(&self, plan: &mut ExecutionPlan) -> Result<()> {
         self.inner.finalize(plan)
     }

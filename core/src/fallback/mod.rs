@@ -10,7 +10,7 @@ mod both;
 use std::sync::Arc;
 
 use crate::backend::{Capabilities, Device, Executable, KernelDesc, KernelSource, Support};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::kernel::is_widened;
 use crate::ops::Semantics;
 use crate::plan::memory::MemoryLayout;
@@ -78,6 +78,10 @@ impl Device for WithFallback {
     }
 
     /// Of the dispatches that are the first device's.
+    fn refused_kernel(&self, op: &str) -> Option<Error> {
+        self.first.refused_kernel(op)
+    }
+
     fn finalize(&self, plan: &mut ExecutionPlan) -> Result<()> {
         let own: Vec<usize> = (0..plan.dispatches.len())
             .filter(|&i| !self.runs_on_fallback(&plan.dispatches[i]))

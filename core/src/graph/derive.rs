@@ -1,5 +1,7 @@
 //! What passes need to build one graph from another.
 
+use std::panic::Location;
+
 use super::{Effect, Graph, Node, NodeId, NodeKind, Provenance, Value};
 
 impl Graph {
@@ -9,6 +11,30 @@ impl Graph {
         let outer = self.provenance.replace(provenance);
         let result = build(self);
         self.provenance = outer;
+        result
+    }
+
+    /// Runs `build` with every new node, and every error of a call in it, at the line that calls this method, unless an
+    /// outer call has decided that: for functions of several builder calls, whose callers look for a line of their own.
+    /// The function itself has `#[track_caller]` for that.
+    #[track_caller]
+    pub fn at_caller<R>(&mut self, build: impl FnOnce(&mut Graph) -> R) -> R {
+        let outer = self.provenance.take();
+        let mut inner = outer.clone().unwrap_or_default();
+        inner.location.get_or_insert(Location::caller().into());
+        self.provenance = Some(inner);
+        let result = build(self);
+        self.provenance = outer;
+        result
+    }
+
+    /// [`Graph::at_caller`], where errors of the calls say that they are in `what`, such as `linear 'fc1' (64 to 10
+    /// features)`. The innermost one counts.
+    #[track_caller]
+    pub fn within<R>(&mut self, what: impl Into<String>, build: impl FnOnce(&mut Graph) -> R) -> R {
+        let outer = self.within.replace(what.into());
+        let result = self.at_caller(build);
+        self.within = outer;
         result
     }
 
@@ -57,6 +83,7 @@ impl Graph {
     pub fn adopt_roots(&mut self, source: &Graph, map: impl Fn(Value) -> Value) {
         let leaf = |id: NodeId| map(id.into()).node;
         self.outputs = source.outputs.iter().map(|&v| map(v)).collect();
+        self.output_names.clone_from(&source.output_names);
         self.gradients = source.gradients.iter().map(|&(l, v)| (leaf(l), map(v))).collect();
         self.wants_gradient = source.wants_gradient.iter().map(|&l| leaf(l)).collect();
         self.effects = source

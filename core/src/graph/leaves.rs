@@ -3,7 +3,7 @@
 use std::panic::Location;
 use std::sync::Arc;
 
-use super::{ConstantData, Graph, Node, NodeId, NodeKind};
+use super::{ConstantData, FOREIGN_HELP, Graph, Node, NodeId, NodeKind};
 use crate::dtype::DType;
 use crate::init::Init;
 use crate::shape::{Shape, TensorType};
@@ -62,6 +62,10 @@ impl Graph {
     #[track_caller]
     pub fn trainable(&mut self, parameter: NodeId, trainable: bool) -> NodeId {
         let location = Location::caller();
+        if let Err(message) = self.check_owner(parameter) {
+            self.reject("trainable", location, message, FOREIGN_HELP);
+            return parameter;
+        }
         let is_f32 = self.dtype(parameter) == DType::F32;
         match self.nodes.get_mut(parameter.index()).map(|n| &mut n.kind) {
             Some(NodeKind::Parameter { .. }) if trainable && !is_f32 => self.reject(

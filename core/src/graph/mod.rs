@@ -7,6 +7,7 @@
 
 mod constant;
 mod derive;
+mod id;
 mod leaves;
 mod order;
 mod packing;
@@ -22,6 +23,8 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 pub use constant::ConstantData;
+pub use id::NodeId;
+use id::Owner;
 pub use packing::{PackedSource, Packing};
 pub use uses::Uses;
 
@@ -31,23 +34,6 @@ use crate::error::{Error, NodeLabel, SourceLocation};
 use crate::init::Init;
 use crate::ops::{Call, OpRef};
 use crate::shape::TensorType;
-
-/// Index of a node; as an operand it means the node's port 0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct NodeId(pub u32);
-
-impl NodeId {
-    /// As a list index.
-    pub fn index(self) -> usize {
-        self.0 as usize
-    }
-}
-
-impl fmt::Display for NodeId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "%{}", self.0)
-    }
-}
 
 /// One result of one node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -158,6 +144,8 @@ pub struct Provenance {
 pub struct Graph {
     pub(crate) nodes: Vec<Node>,
     pub(crate) outputs: Vec<Value>,
+    /// Their names, or none at all.
+    pub(crate) output_names: Vec<Arc<str>>,
     pub(crate) gradients: Vec<(NodeId, Value)>,
     pub(crate) wants_gradient: Vec<NodeId>,
     pub(crate) effects: Vec<Effect>,
@@ -167,7 +155,13 @@ pub struct Graph {
     errors: Vec<Error>,
     next_uid: u32,
     provenance: Option<Provenance>,
+    /// What errors of builder calls are said to be in.
+    within: Option<String>,
+    /// What its ids carry, so that those of another graph are noticed.
+    owner: Owner,
 }
+
+const FOREIGN_HELP: &str = "pass values of this graph: each graph has nodes of its own, and a pass returns a new graph";
 
 impl Graph {
     /// An empty graph.
@@ -191,7 +185,7 @@ impl Graph {
                 // Already reported where the operand was built.
                 Ok(None) => return self.push_poison(location),
                 Err(message) => {
-                    return self.poison(op.name(), location, message, "pass values of this graph");
+                    return self.poison(op.name(), location, message, FOREIGN_HELP);
                 }
             }
         }
@@ -254,7 +248,7 @@ impl Graph {
     pub fn current_value(&self, value: impl Into<Value>) -> Value {
         let value = value.into();
         match self.current.get(&value.node) {
-            Some(&v) if value.port == 0 => v,
+            Some(&v) if value.port == 0 && value.node.may_belong_to(self.owner) => v,
             _ => value,
         }
     }
@@ -271,8 +265,11 @@ impl Graph {
     }
 
     /// Names a node; the name follows it into dispatch labels, profiles and errors.
+    #[track_caller]
     pub fn named(&mut self, node: NodeId, name: &str) -> NodeId {
-        if let Some(n) = self.nodes.get_mut(node.index())
+        if let Err(message) = self.check_owner(node) {
+            self.reject(&format!("name '{name}'"), Location::caller(), message, FOREIGN_HELP);
+        } else if let Some(n) = self.nodes.get_mut(node.index())
             && n.is_op()
         {
             n.name = Some(name.into());
@@ -284,6 +281,10 @@ impl Graph {
     #[track_caller]
     pub fn require_grad(&mut self, input: NodeId) -> NodeId {
         let location = Location::caller();
+        if let Err(message) = self.check_owner(input) {
+            self.reject("require_grad", location, message, FOREIGN_HELP);
+            return input;
+        }
         match self.nodes.get(input.index()) {
             Some(n) if matches!(n.kind, NodeKind::Input | NodeKind::Parameter { .. }) => {
                 if !self.wants_gradient.contains(&input) {
@@ -302,8 +303,46 @@ impl Graph {
     }
 
     /// Sets the results; the first is the loss when training.
+    ///
+    /// A value of another graph is an error of [`verify`](Graph::verify), and of every build.
+    #[track_caller]
     pub fn set_outputs<V: Into<Value>>(&mut self, outputs: Vec<V>) {
-        self.outputs = outputs.into_iter().map(|v| self.current_value(v.into())).collect();
+        let location = Location::caller();
+        let outputs: Vec<Value> = outputs.into_iter().map(Into::into).collect();
+        for value in &outputs {
+            if let Err(message) = self.check_owner(value.node) {
+                self.reject("set_outputs", location, message, FOREIGN_HELP);
+            }
+        }
+        self.outputs = outputs.into_iter().map(|v| self.current_value(v)).collect();
+        self.output_names.clear();
+    }
+
+    /// [`Graph::set_outputs`] with names, by which a session reads the results: `set_named_outputs([("loss", loss),
+    /// ("logits", logits)])`, then `session.read_output_named("logits")`. The order counts as well: the first is the loss
+    /// when training.
+    ///
+    /// An empty name, and one that two outputs have, are errors of [`verify`](Graph::verify), and of every build.
+    #[track_caller]
+    pub fn set_named_outputs<'n, V: Into<Value>>(&mut self, outputs: impl IntoIterator<Item = (&'n str, V)>) {
+        let location = Location::caller();
+        let (names, values): (Vec<&str>, Vec<V>) = outputs.into_iter().unzip();
+        for (i, name) in names.iter().enumerate() {
+            if name.is_empty() || names[..i].contains(name) {
+                let message = match name.is_empty() {
+                    true => format!("output {i} has an empty name"),
+                    false => format!("two outputs are called '{name}'"),
+                };
+                self.reject(
+                    "set_named_outputs",
+                    location,
+                    message,
+                    "give every output a name of its own",
+                );
+            }
+        }
+        self.set_outputs(values);
+        self.output_names = names.into_iter().map(Arc::from).collect();
     }
 
     /// A number that no other call of this method on this graph returns: it keeps random and
@@ -322,12 +361,18 @@ impl Graph {
 
     /// Node ids in list order.
     pub fn node_ids(&self) -> impl DoubleEndedIterator<Item = NodeId> + use<> {
-        (0..self.nodes.len() as u32).map(NodeId)
+        let owner = self.owner;
+        (0..self.nodes.len() as u32).map(move |i| NodeId::of(owner, i))
     }
 
     /// The results.
     pub fn outputs(&self) -> &[Value] {
         &self.outputs
+    }
+
+    /// Names of the results, in their order; none if [`Graph::set_outputs`] set them.
+    pub fn output_names(&self) -> impl ExactSizeIterator<Item = &str> {
+        self.output_names.iter().map(|name| &**name)
     }
 
     /// Leaf and its gradient, after differentiation.
@@ -380,8 +425,20 @@ impl Graph {
         &self.errors
     }
 
+    /// An id that another graph gave is an error, even if a node of this graph has its number.
+    fn check_owner(&self, id: NodeId) -> Result<(), String> {
+        if id.may_belong_to(self.owner) {
+            return Ok(());
+        }
+        Err(format!(
+            "{id} is a node of another graph, not a value of this graph (which has {} nodes)",
+            self.nodes.len()
+        ))
+    }
+
     // `Ok(None)` is a poisoned value, `Err` one that does not exist.
     fn try_type(&self, value: Value) -> Result<Option<&TensorType>, String> {
+        self.check_owner(value.node)?;
         let Some(node) = self.nodes.get(value.node.index()) else {
             return Err(format!("{value} is not a value of this graph"));
         };
@@ -414,7 +471,7 @@ impl Graph {
     }
 
     fn push_raw(&mut self, node: Node) -> NodeId {
-        let id = NodeId(self.nodes.len() as u32);
+        let id = NodeId::of(self.owner, self.nodes.len() as u32);
         self.nodes.push(node);
         id
     }
@@ -424,8 +481,12 @@ impl Graph {
             Some(Provenance { location: Some(l), .. }) => *l,
             _ => at.into(),
         };
+        let within = self
+            .within
+            .as_ref()
+            .map_or_else(String::new, |within| format!("{within}: "));
         self.errors.push(Error::InvalidOp {
-            node: NodeLabel(format!("{what} at {location}")),
+            node: NodeLabel(format!("{within}{what} at {location}")),
             message,
             remedy: help.to_owned(),
         });

@@ -25,7 +25,7 @@ impl Graph {
             return Ok(self.clone());
         }
         let mut sorted = Graph::new();
-        let mut map = vec![NodeId(0); self.nodes.len()];
+        let mut map = vec![NodeId::new(0); self.nodes.len()];
         let remap = |map: &[NodeId], v: Value| Value {
             node: map[v.node.index()],
             port: v.port,

@@ -128,6 +128,10 @@ impl Operator for AdaptiveAvgPool2d {
         "core.adaptive_avg_pool2d"
     }
 
+    fn signature(&self) -> String {
+        "g.adaptive_avg_pool2d(x, output_size)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "x [batch, channels, height, width] -> [batch, channels, output_size]",
@@ -168,6 +172,10 @@ impl Operator for AdaptiveAvgPool2d {
 impl Operator for AdaptiveMaxPool2d {
     fn name(&self) -> &'static str {
         "core.adaptive_max_pool2d"
+    }
+
+    fn signature(&self) -> String {
+        "g.adaptive_max_pool2d(x, output_size)".into()
     }
 
     fn doc(&self) -> Doc {

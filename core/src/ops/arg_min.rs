@@ -24,6 +24,10 @@ impl Operator for Argmin {
         "core.argmin"
     }
 
+    fn signature(&self) -> String {
+        "g.argmin(x, axis)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "x: any shape with at least one axis -> x without the axis",

@@ -15,6 +15,10 @@ impl Operator for Argmax {
         "core.argmax"
     }
 
+    fn signature(&self) -> String {
+        "g.argmax(x, axis)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "x: any shape with at least one axis -> x without the axis",

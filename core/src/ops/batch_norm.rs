@@ -57,6 +57,10 @@ impl Operator for BatchNorm {
         "core.batch_norm"
     }
 
+    fn signature(&self) -> String {
+        "g.batch_norm(x, weight, bias, running_mean, running_var, momentum, eps)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "x [batch, c, ...], weight, bias, running mean and variance [c] -> out as x, the others [c]",
@@ -207,6 +211,10 @@ impl Operator for BatchNorm {
 impl Operator for BatchNormInference {
     fn name(&self) -> &'static str {
         "core.batch_norm_inference"
+    }
+
+    fn signature(&self) -> String {
+        "g.batch_norm_inference(x, weight, bias, mean, var, eps)".into()
     }
 
     fn doc(&self) -> Doc {

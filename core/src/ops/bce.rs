@@ -21,6 +21,10 @@ impl Operator for BceLoss {
         "core.bce_loss"
     }
 
+    fn signature(&self) -> String {
+        "g.bce_loss(probabilities, targets)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: PAIR_SHAPES,
@@ -102,6 +106,10 @@ fn logs(g: &mut Graph, p: Value) -> [NodeId; 2] {
 impl Operator for BceWithLogitsLoss {
     fn name(&self) -> &'static str {
         "core.bce_with_logits_loss"
+    }
+
+    fn signature(&self) -> String {
+        "g.bce_with_logits_loss(logits, targets)".into()
     }
 
     fn doc(&self) -> Doc {

@@ -110,6 +110,10 @@ impl Operator for CacheWrite {
         "core.cache_write"
     }
 
+    fn signature(&self) -> String {
+        "g.cache_write(new, cache, kv_pos)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "new rows [batch..., rows, width], cache [batch..., capacity, width], position (u32) [batch...], or [1] without batch -> as the cache",

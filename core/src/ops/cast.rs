@@ -15,6 +15,10 @@ impl Operator for Cast {
         "core.cast"
     }
 
+    fn signature(&self) -> String {
+        "g.cast(x, to)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "x: any shape -> the same",

@@ -14,6 +14,10 @@ impl Operator for Concat {
         "core.concat"
     }
 
+    fn signature(&self) -> String {
+        "g.concat(parts, axis)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "operands equal in all axes but one -> their sizes added up along it",

@@ -92,6 +92,10 @@ impl Operator for Conv1d {
         "core.conv1d"
     }
 
+    fn signature(&self) -> String {
+        "g.conv1d(x, weight, options)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "x [batch, channels, length], w [out channels, channels / groups, kernel length] -> [batch, out channels, out length], out = (length + 2 padding - dilation (kernel - 1) - 1) / stride + 1 rounded down",

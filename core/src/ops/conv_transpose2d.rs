@@ -116,6 +116,10 @@ impl Operator for ConvTranspose2d {
         "core.conv_transpose2d"
     }
 
+    fn signature(&self) -> String {
+        "g.conv_transpose2d(x, weight, options)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "x [batch, channels, height, width], w [channels, out channels / groups, kernel height, kernel width] -> [batch, out channels, out height, out width], out = (size - 1) stride - 2 padding + dilation (kernel - 1) + output_padding + 1",

@@ -15,6 +15,10 @@ impl Operator for CountNonFinite {
         "core.count_non_finite"
     }
 
+    fn signature(&self) -> String {
+        "g.count_non_finite(x)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "x: any shape -> [] f32",

@@ -57,6 +57,10 @@ impl Operator for Cumsum {
         "core.cumsum"
     }
 
+    fn signature(&self) -> String {
+        "g.cumsum(x, axis, exclusive, reverse)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "x: any shape with at least one axis -> the same",

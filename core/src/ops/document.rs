@@ -28,6 +28,10 @@ const INTRODUCTION: &str = "\
 
 Generated from the operators by `meganeura ops --markdown`; a test holds the two together.
 
+In a call, `g` is a `Graph`; operands are values (`NodeId` or `Value`), and what is not an operand has the Rust type \
+that the
+documentation of `Graph` gives.
+
 A shape like `[rows..., classes]` has any number of axes in the place of the dots. Where several element types are
 listed, all operands without a type of their own share one. `f16` and `bf16` are storage types: devices without \
 kernels
@@ -44,6 +48,7 @@ pub fn section(op: OpRef) -> String {
             let _ = writeln!(text, "- **{what}:** {value}");
         }
     };
+    row("Call", call(op));
     row("Shapes", doc.shapes.into());
     row("Element types", element_types(op.get(), &samples));
     row("Attributes", attributes(&samples));
@@ -58,6 +63,19 @@ pub fn section(op: OpRef) -> String {
     );
     row("Source", doc.source.into());
     text
+}
+
+/// How programs call it, as Rust.
+fn call(op: OpRef) -> String {
+    match op.signature() {
+        method if method.is_empty() => {
+            format!(
+                "no method; rules and derivatives make it, or `g.call(registry::op(\"{}\")?, attrs, inputs)`",
+                op.name()
+            )
+        }
+        method => format!("`{method}`"),
+    }
 }
 
 fn types_of(sample: &Sample, float: DType) -> Option<Vec<TensorType>> {

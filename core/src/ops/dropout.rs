@@ -23,6 +23,10 @@ impl Operator for Dropout {
         "core.dropout"
     }
 
+    fn signature(&self) -> String {
+        "g.dropout(x, p)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "x: any shape; seed, step: [] -> x",

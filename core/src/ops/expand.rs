@@ -15,6 +15,10 @@ impl Operator for Expand {
         "core.expand"
     }
 
+    fn signature(&self) -> String {
+        "g.expand(x, shape)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "x: any shape; shape: one that x broadcasts to -> that shape",

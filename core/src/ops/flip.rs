@@ -15,6 +15,10 @@ impl Operator for Flip {
         "core.flip"
     }
 
+    fn signature(&self) -> String {
+        "g.flip(x, axes)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "x: any shape; axes: distinct axes of x, negative ones count from the last, none means all -> the same",

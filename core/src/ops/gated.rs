@@ -5,6 +5,7 @@ use super::{Arity, Call, Cost, Doc, Fusing, Gradient, OpRef, Operator, Semantics
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::graph::{Graph, Value};
+use crate::ops::operator::short_name;
 use crate::shape::{Shape, TensorType};
 
 pub(super) struct SwigluConcat;
@@ -196,6 +197,10 @@ impl Operator for Gated {
         self.name
     }
 
+    fn signature(&self) -> String {
+        format!("g.{}(gate, up)", short_name(self.name()))
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "gate, up: one shape -> the same",
@@ -283,6 +288,10 @@ impl Operator for GatedGrad {
 impl Operator for SwigluConcat {
     fn name(&self) -> &'static str {
         "core.swiglu_concat"
+    }
+
+    fn signature(&self) -> String {
+        "g.swiglu_concat(packed)".into()
     }
 
     fn doc(&self) -> Doc {

@@ -15,6 +15,10 @@ impl Operator for Gather {
         "core.gather"
     }
 
+    fn signature(&self) -> String {
+        "g.gather(indices, table)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "indices [i...] (u32), table [o..., n, j...] with n at the axis -> [o..., i..., j...]",

@@ -106,6 +106,10 @@ impl Operator for GroupNorm {
         "core.group_norm"
     }
 
+    fn signature(&self) -> String {
+        "g.group_norm(x, weight, bias, groups, eps)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "x [batch, c, ...], weight, bias [c]; groups divide c -> out as x, mean, rstd [batch, groups]",

@@ -15,6 +15,10 @@ impl Operator for HuberLoss {
         "core.huber_loss"
     }
 
+    fn signature(&self) -> String {
+        "g.huber_loss(prediction, target, delta)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: PAIR_SHAPES,

@@ -34,6 +34,10 @@ impl Operator for KlDivLoss {
         "core.kl_div_loss"
     }
 
+    fn signature(&self) -> String {
+        "g.kl_div_loss(log_probabilities, targets)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "log_probabilities, targets [rows..., classes] -> []",

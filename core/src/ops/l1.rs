@@ -15,6 +15,10 @@ impl Operator for L1Loss {
         "core.l1_loss"
     }
 
+    fn signature(&self) -> String {
+        "g.l1_loss(prediction, target)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: PAIR_SHAPES,

@@ -49,6 +49,10 @@ impl Operator for LayerNorm {
         "core.layer_norm"
     }
 
+    fn signature(&self) -> String {
+        "g.layer_norm(x, weight, bias, eps)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "x [..., d], weight [d], bias [d] -> out [..., d], mean [..., 1], rstd [..., 1]",

@@ -41,6 +41,10 @@ impl Operator for LossScale {
         "optim.loss_scale"
     }
 
+    fn signature(&self) -> String {
+        "g.update_loss_scale([scale, inverse, good, skipped], found, interval)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "all: [] -> scale, inverse, good, skipped",

@@ -40,6 +40,10 @@ impl Operator for MaskedFill {
         "core.masked_fill"
     }
 
+    fn signature(&self) -> String {
+        "g.masked_fill(x, mask, value)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "x: any shape, mask (u32): a shape that broadcasts to it -> the shape of x",

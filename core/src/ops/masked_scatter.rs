@@ -16,6 +16,10 @@ impl Operator for MaskedScatter {
         "core.masked_scatter"
     }
 
+    fn signature(&self) -> String {
+        "g.masked_scatter(x, mask, source)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "x: any shape, mask (u32): a shape that broadcasts to it, source: any shape with elements if x has any -> the shape of x",

@@ -142,6 +142,10 @@ impl Operator for MatMul {
         "core.matmul"
     }
 
+    fn signature(&self) -> String {
+        "g.matmul(a, b)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "A [..., m, k], B [..., k, n] (either with its last axes swapped if transposed); leading axes broadcast -> [..., m, n]",
@@ -255,8 +259,35 @@ impl Graph {
             && (tb.shape.rank() != 1 || tx.shape.last() != tb.shape.last())
         {
             let message = format!("the bias {tb} does not fit the last axis of {tx}");
-            return self.report("bias_add", message, "give the bias one element for each column");
+            let per_channel = tx.shape.rank() > 2 && tb.shape.rank() == 1 && tx.shape.dims().get(1) == tb.shape.last();
+            let remedy = match per_channel {
+                true => "axis 1 has as many elements: `channel_bias_add` adds one to each channel",
+                false => "give the bias one element for each column; `channel_bias_add` adds to channels",
+            };
+            return self.report("bias_add", message, remedy);
         }
+        self.add(x, bias)
+    }
+
+    /// Adds `bias [channels]` to `x [batch, channels, ...]`, to every element of a channel: the bias of a convolution. The
+    /// result has the shape of `x`, and both have one dtype.
+    #[track_caller]
+    pub fn channel_bias_add(&mut self, x: impl Into<Value>, bias: impl Into<Value>) -> NodeId {
+        let (x, bias) = (x.into(), bias.into());
+        let (Some(tx), Some(tb)) = (self.ty(x), self.ty(bias)) else {
+            return self.add(x, bias);
+        };
+        if tx.shape.rank() < 2 || tb.shape.rank() != 1 || tx.shape.dims()[1] != tb.shape.dims()[0] {
+            let message = format!("the bias {tb} does not fit the channels, axis 1, of {tx}");
+            return self.report(
+                "channel_bias_add",
+                message,
+                "give the bias one element for each channel; `bias_add` adds to the last axis",
+            );
+        }
+        let mut shape = vec![1; tx.shape.rank() - 1];
+        shape[0] = tb.shape.dims()[0];
+        let bias = self.reshape(bias, &shape);
         self.add(x, bias)
     }
 }

@@ -18,6 +18,10 @@ impl Operator for MatMulAdd {
         "core.matmul_add"
     }
 
+    fn signature(&self) -> String {
+        "g.matmul_add(a, b, d)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "A, B as in core.matmul, which gives [..., m, n]; d: a shape that broadcasts to that ([n] for a bias, [..., m, n] for a residual) -> [..., m, n]",

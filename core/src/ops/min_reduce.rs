@@ -17,6 +17,10 @@ impl Operator for Min {
         "core.min_reduce"
     }
 
+    fn signature(&self) -> String {
+        "g.min_reduce(x, axes, keep_dims)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "x: any shape -> x without the reduced axes, or with size 1 there (keep_dims); axes: distinct axes of x, negative ones count from the last, none means all",

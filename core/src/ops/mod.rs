@@ -42,6 +42,7 @@ mod group_norm_silu;
 mod huber;
 mod kl_div;
 mod l1;
+mod l2_normalize;
 mod layer_norm;
 mod loss;
 mod loss_scale;

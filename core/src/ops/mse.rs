@@ -15,6 +15,10 @@ impl Operator for Mse {
         "core.mse"
     }
 
+    fn signature(&self) -> String {
+        "g.mse_loss(prediction, target)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: PAIR_SHAPES,

@@ -28,6 +28,10 @@ impl Operator for Narrow {
         "core.narrow"
     }
 
+    fn signature(&self) -> String {
+        "g.narrow(x, axis, start, length)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "x: any shape with at least one axis; start + length at most the size of the axis -> x with length at the axis",

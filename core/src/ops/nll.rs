@@ -15,6 +15,10 @@ impl Operator for NllLoss {
         "core.nll_loss"
     }
 
+    fn signature(&self) -> String {
+        "g.nll_loss(log_probabilities, ids)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "log_probabilities [rows..., classes], ids [rows...] (u32) -> []",

@@ -15,6 +15,10 @@ impl Operator for OneHot {
         "core.one_hot"
     }
 
+    fn signature(&self) -> String {
+        "g.one_hot(ids, classes)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "ids [i...] (u32) -> [i..., classes]",

@@ -242,6 +242,11 @@ pub struct Doc {
 pub trait Operator: Send + Sync + 'static {
     /// Namespaced name, `core.matmul`.
     fn name(&self) -> &'static str;
+    /// How programs call it: the method of [`Graph`] with the names of its parameters, `g.softmax(x, axis)`. Empty where
+    /// there is none: rules, derivatives or [`Graph::call`] make the operator then.
+    fn signature(&self) -> String {
+        String::new()
+    }
     /// Formula and source.
     fn doc(&self) -> Doc;
     /// Number of operands.
@@ -371,4 +376,9 @@ pub fn expect_same_dtype(call: &Call) -> Result<(), String> {
             call.inputs[0]
         )),
     }
+}
+
+/// The name without its namespace.
+pub(super) fn short_name(name: &str) -> &str {
+    name.rsplit('.').next().unwrap_or(name)
 }

@@ -35,6 +35,10 @@ impl Operator for Accumulate {
         "optim.accumulate"
     }
 
+    fn signature(&self) -> String {
+        "g.accumulate_gradient([sum, grad], [scale, keep])".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "sum, g: one shape; scalars [] -> sum",
@@ -100,6 +104,10 @@ impl Operator for Sgd {
         "optim.sgd"
     }
 
+    fn signature(&self) -> String {
+        "g.sgd_update([p, grad], [lr, weight_decay])".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "p, g: one shape; scalars [] -> p",
@@ -161,6 +169,10 @@ impl Operator for Sgd {
 impl Operator for Momentum {
     fn name(&self) -> &'static str {
         "optim.momentum"
+    }
+
+    fn signature(&self) -> String {
+        "g.momentum_update([p, grad, v], [lr, weight_decay, momentum], nesterov)".into()
     }
 
     fn doc(&self) -> Doc {
@@ -250,6 +262,10 @@ fn scalar(value: f64) -> SampleInput {
 impl Operator for Adam {
     fn name(&self) -> &'static str {
         "optim.adam"
+    }
+
+    fn signature(&self) -> String {
+        "g.adam_update([p, grad, m, v], s, decoupled)".into()
     }
 
     fn doc(&self) -> Doc {

@@ -29,6 +29,10 @@ impl Operator for Pad {
         "core.pad"
     }
 
+    fn signature(&self) -> String {
+        "g.pad(x, low, high, value)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "x: any shape; low, high, interior: one for each axis -> size + low + high + interior (size - 1)",

@@ -32,6 +32,10 @@ impl Operator for Permute {
         "core.permute"
     }
 
+    fn signature(&self) -> String {
+        "g.permute(x, axes)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "x: any shape; axes: a permutation of its axes -> the sizes in that order",

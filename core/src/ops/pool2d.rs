@@ -190,6 +190,10 @@ impl Operator for MaxPool2d {
         "core.max_pool2d"
     }
 
+    fn signature(&self) -> String {
+        "g.max_pool2d(x, options)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "x [batch, channels, height, width] -> [batch, channels, out height, out width], out = (size + 2 padding - kernel) / stride + 1 rounded down; padding at most half of the kernel",
@@ -281,6 +285,10 @@ impl Operator for MaxPool2d {
 impl Operator for AvgPool2d {
     fn name(&self) -> &'static str {
         "core.avg_pool2d"
+    }
+
+    fn signature(&self) -> String {
+        "g.avg_pool2d(x, options)".into()
     }
 
     fn doc(&self) -> Doc {

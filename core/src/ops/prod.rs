@@ -45,6 +45,10 @@ impl Operator for Prod {
         "core.prod"
     }
 
+    fn signature(&self) -> String {
+        "g.prod(x, axes, keep_dims)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "x: any shape -> x without the reduced axes, or with size 1 there (keep_dims); axes: distinct axes of x, negative ones count from the last, none means all",

@@ -17,6 +17,10 @@ impl Operator for PutAlongAxis {
         "core.put_along_axis"
     }
 
+    fn signature(&self) -> String {
+        "g.put_along_axis(indices, updates, size, axis)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "indices [o..., i, j...] (u32), updates of that shape -> [o..., size, j...], size at the axis",

@@ -129,6 +129,10 @@ impl Operator for Dequantize {
         "core.dequantize"
     }
 
+    fn signature(&self) -> String {
+        "g.dequantize(words, scales)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "words (u32) [..., 8 blocks] (Q8_0) or [..., 4 blocks] (Q4_0), scales (float) [..., blocks] -> f32 [..., 32 blocks]",
@@ -195,6 +199,10 @@ impl Operator for Dequantize {
 impl Operator for QuantizedMatMul {
     fn name(&self) -> &'static str {
         "core.quantized_matmul"
+    }
+
+    fn signature(&self) -> String {
+        "g.quantized_matmul(x, weight, scales)".into()
     }
 
     fn doc(&self) -> Doc {

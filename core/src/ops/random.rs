@@ -39,6 +39,10 @@ impl Operator for RandomBits {
         "core.random_bits"
     }
 
+    fn signature(&self) -> String {
+        "g.random_bits(shape)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "seed, step: []; shape -> that shape",

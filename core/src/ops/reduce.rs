@@ -119,6 +119,10 @@ impl Operator for Sum {
         "core.sum"
     }
 
+    fn signature(&self) -> String {
+        "g.sum(x, axes, keep_dims)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "x: any shape -> x without the reduced axes, or with size 1 there (keep_dims); axes: distinct axes of x, negative ones count from the last, none means all",
@@ -187,6 +191,10 @@ impl Operator for Max {
         "core.max_reduce"
     }
 
+    fn signature(&self) -> String {
+        "g.max_reduce(x, axes, keep_dims)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "x: any shape -> x without the reduced axes, or with size 1 there (keep_dims); axes: distinct axes of x, negative ones count from the last, none means all",
@@ -242,6 +250,10 @@ impl Operator for Max {
 impl Operator for Mean {
     fn name(&self) -> &'static str {
         "core.mean"
+    }
+
+    fn signature(&self) -> String {
+        "g.mean(x, axes, keep_dims)".into()
     }
 
     fn doc(&self) -> Doc {

@@ -14,6 +14,10 @@ impl Operator for Reshape {
         "core.reshape"
     }
 
+    fn signature(&self) -> String {
+        "g.reshape(x, shape)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "x: any shape; shape: as many elements -> that shape",

@@ -24,6 +24,10 @@ impl Operator for RmsNorm {
         "core.rms_norm"
     }
 
+    fn signature(&self) -> String {
+        "g.rms_norm(x, weight, eps)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "x [..., d], weight [d] -> out [..., d], rstd [..., 1]",

@@ -28,6 +28,10 @@ impl Operator for Scatter {
         "core.scatter"
     }
 
+    fn signature(&self) -> String {
+        "g.scatter(x, indices, updates, axis)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "x [o..., n, j...] with n at the axis, indices [i] (u32), updates [o..., i, j...] -> the shape of x",

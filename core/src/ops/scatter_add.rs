@@ -31,6 +31,10 @@ impl Operator for ScatterAdd {
         "core.scatter_add"
     }
 
+    fn signature(&self) -> String {
+        "g.scatter_add(indices, updates, rows)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "indices [i...] (u32), updates [o..., i..., j...] with i... from the axis on -> [o..., rows, j...]",

@@ -16,6 +16,10 @@ impl Operator for Select {
         "core.select"
     }
 
+    fn signature(&self) -> String {
+        "g.select(condition, a, b)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "condition, a, b: shapes that broadcast -> the broadcast shape",

@@ -15,6 +15,10 @@ impl Operator for Slice {
         "core.slice"
     }
 
+    fn signature(&self) -> String {
+        "g.slice(x, starts, ends)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "x: any shape; starts, ends, steps: one for each axis -> (ends - starts) / steps rounded up on each axis",

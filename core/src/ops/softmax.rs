@@ -57,6 +57,10 @@ impl Operator for Softmax {
         "core.softmax"
     }
 
+    fn signature(&self) -> String {
+        "g.softmax(x, axis)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "x: any shape with at least one axis -> the same",
@@ -118,6 +122,10 @@ impl Operator for Softmax {
 impl Operator for LogSoftmax {
     fn name(&self) -> &'static str {
         "core.log_softmax"
+    }
+
+    fn signature(&self) -> String {
+        "g.log_softmax(x, axis)".into()
     }
 
     fn doc(&self) -> Doc {

@@ -13,6 +13,10 @@ impl Operator for Split {
         "core.split"
     }
 
+    fn signature(&self) -> String {
+        "g.split(x, sizes, axis)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "x: any shape with at least one axis; sizes: they add up to the size of the axis -> a result for each size, with that size at the axis",

@@ -14,6 +14,10 @@ impl Operator for StopGradient {
         "core.stop_gradient"
     }
 
+    fn signature(&self) -> String {
+        "g.stop_gradient(x)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "x: any shape -> the same",

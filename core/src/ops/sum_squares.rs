@@ -14,6 +14,10 @@ impl Operator for SumSquares {
         "core.sum_squares"
     }
 
+    fn signature(&self) -> String {
+        "g.sum_squares(x)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "x: any shape -> []",

@@ -21,6 +21,10 @@ impl Operator for TakeAlongAxis {
         "core.take_along_axis"
     }
 
+    fn signature(&self) -> String {
+        "g.take_along_axis(x, indices, axis)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "x [o..., n, j...] with n at the axis, indices [o..., i, j...] (u32) -> the shape of the indices",

@@ -14,6 +14,10 @@ impl Operator for Tile {
         "core.tile"
     }
 
+    fn signature(&self) -> String {
+        "g.tile(x, repeats)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "x: any shape; repeats: one for each axis -> size * repeats on each axis",

@@ -26,6 +26,10 @@ impl Operator for TopK {
         "core.top_k"
     }
 
+    fn signature(&self) -> String {
+        "g.top_k(x, k, axis)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "x: any shape with at least one axis -> values, indices (u32): x with size k at the axis",

@@ -5,6 +5,7 @@ use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, OpRef, Operat
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::graph::{Graph, Value};
+use crate::ops::operator::short_name;
 use crate::shape::TensorType;
 
 /// The part on one side of a diagonal.
@@ -38,6 +39,10 @@ impl Triangle {
 impl Operator for Triangle {
     fn name(&self) -> &'static str {
         if self.lower { "core.tril" } else { "core.triu" }
+    }
+
+    fn signature(&self) -> String {
+        format!("g.{}(x, diagonal)", short_name(self.name()))
     }
 
     fn doc(&self) -> Doc {

@@ -221,6 +221,10 @@ impl Operator for UpsampleNearest2d {
         "core.upsample_nearest2d"
     }
 
+    fn signature(&self) -> String {
+        "g.upsample_nearest2d(x, output_size)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "x [batch, channels, height, width] -> [batch, channels, output_size], smaller or larger",
@@ -309,6 +313,10 @@ impl Operator for UpsampleNearest2dGrad {
 impl Operator for UpsampleBilinear2d {
     fn name(&self) -> &'static str {
         "core.upsample_bilinear2d"
+    }
+
+    fn signature(&self) -> String {
+        "g.upsample_bilinear2d(x, output_size, align_corners)".into()
     }
 
     fn doc(&self) -> Doc {

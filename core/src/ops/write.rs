@@ -14,6 +14,10 @@ impl Operator for Assign {
         "core.assign"
     }
 
+    fn signature(&self) -> String {
+        "g.assign(state, value)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "target, value: one shape -> the same",

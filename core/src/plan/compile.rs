@@ -139,6 +139,7 @@ fn compile_with(graph: &Graph, device: &str, supports: Supports) -> Result<Execu
         plan.output_buffers.push(values[output]);
         plan.output_types.extend(graph.ty(*output).cloned());
     }
+    plan.output_names = graph.output_names().map(str::to_owned).collect();
     plan.loss_buffer = plan.output_buffers.first().copied();
     for &(leaf, gradient) in graph.gradients() {
         let node = &graph.nodes()[leaf.index()];

@@ -8,8 +8,8 @@ use crate::error::{Error, Result};
 impl ExecutionPlan {
     /// Adds the forward pass of another plan as a segment, which `Session::try_step_of` runs. Parameters and states of
     /// equal names are shared, so weights and caches are in memory once; intermediates of different segments share memory.
-    /// Inputs get the names `{segment}.{input}`. Outputs are appended to those of this plan; the index of the first is
-    /// returned.
+    /// Inputs get the names `{segment}.{input}`, named outputs `{segment}.{output}`. Outputs are appended to those of this
+    /// plan; the index of the first is returned.
     ///
     /// Packed parameters can be shared only if both plans pack the same ones; otherwise, build both without the rule sets
     /// that pack. On an error the plan is unchanged.
@@ -178,6 +178,16 @@ impl ExecutionPlan {
         let inputs = other.input_buffers.iter();
         self.input_buffers
             .extend(inputs.map(|(name, b)| (format!("{segment}.{name}"), map[b])));
+        // Either all outputs have names or none has: those without go by their number.
+        if !(self.output_names.is_empty() && other.output_names.is_empty()) {
+            let number = |i: usize| i.to_string();
+            if self.output_names.is_empty() {
+                self.output_names = (0..self.output_buffers.len()).map(number).collect();
+            }
+            let named = |i: usize| other.output_names.get(i).cloned().unwrap_or_else(|| number(i));
+            let names = (0..other.output_buffers.len()).map(|i| format!("{segment}.{}", named(i)));
+            self.output_names.extend(names);
+        }
         self.output_buffers.extend(other.output_buffers.iter().map(|b| map[b]));
         self.output_types.extend_from_slice(&other.output_types);
     }

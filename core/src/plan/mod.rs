@@ -230,6 +230,9 @@ pub struct ExecutionPlan {
     pub output_buffers: Vec<BufferRef>,
     /// Types of the graph outputs.
     pub output_types: Vec<TensorType>,
+    /// Names of the graph outputs, as many as there are, or none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub output_names: Vec<String>,
     /// Trainable parameter and its gradient.
     pub param_grad_pairs: Vec<(BufferRef, BufferRef)>,
     /// Every gradient by the name of its leaf (parameters and inputs).

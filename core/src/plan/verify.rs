@@ -91,6 +91,10 @@ impl ExecutionPlan {
         if self.output_buffers.len() != self.output_types.len() {
             return Err(Error::plan("outputs and their types differ in number"));
         }
+        let names: std::collections::BTreeSet<&String> = self.output_names.iter().collect();
+        if names.len() != self.output_names.len() || ![0, self.output_buffers.len()].contains(&names.len()) {
+            return Err(Error::plan("names of outputs are missing or there twice"));
+        }
         for (buffer, ty) in self.output_buffers.iter().zip(&self.output_types) {
             if ty.bytes() > self.size_of(*buffer, "outputs")? {
                 return Err(Error::plan(format!("output {buffer} is smaller than its type {ty}")));

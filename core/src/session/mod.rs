@@ -3,6 +3,7 @@
 //! Every method that can fail has a `try_` form that returns a `Result`; the plain form panics with the
 //! same message.
 
+mod arrays;
 mod counters;
 mod debug;
 mod levels;

@@ -63,6 +63,32 @@ impl Session {
         unwrap_report(self.try_read_output_by_index(index, data));
     }
 
+    /// The whole output of that name, which [`Graph::set_named_outputs`](crate::Graph::set_named_outputs) gave it; outputs
+    /// without names go by their numbers, from `"0"` on. Half precision is widened to `f32`.
+    ///
+    /// # Errors
+    /// [`Error::UnknownTensor`] with the names that there are; another dtype; no step made yet; errors of the step.
+    pub fn try_read_output_named(&mut self, name: &str) -> Result<Vec<f32>> {
+        let index = self.tensors.output_named(name)?;
+        let mut data = vec![0.0; self.tensors.output(index)?.ty.numel()];
+        self.read_output_prefix(index, &mut data, false)?;
+        Ok(data)
+    }
+
+    /// [`Session::try_read_output_named`], panicking with its report.
+    #[track_caller]
+    pub fn read_output_named(&mut self, name: &str) -> Vec<f32> {
+        unwrap_report(self.try_read_output_named(name))
+    }
+
+    /// Number of the output of that name, for the methods that take an index.
+    ///
+    /// # Errors
+    /// [`Error::UnknownTensor`] with the names that there are.
+    pub fn try_output_index(&self, name: &str) -> Result<usize> {
+        self.tensors.output_named(name)
+    }
+
     /// The whole `u32` output of that index.
     ///
     /// # Errors
@@ -132,7 +158,7 @@ impl Session {
     /// # Errors
     /// Unknown name; errors of the step.
     pub fn try_read_parameter(&mut self, name: &str) -> Result<Vec<f32>> {
-        self.read_named(TensorKind::Parameter, name)
+        self.read_tensor(TensorKind::Parameter, name)
     }
 
     /// A parameter of any dtype as storage bytes (little-endian).
@@ -159,7 +185,7 @@ impl Session {
     pub fn try_read_grad(&mut self, name: &str) -> Result<Vec<f32>> {
         self.tensors.find(TensorKind::Gradient, name)?;
         self.check_stepped()?;
-        self.read_named(TensorKind::Gradient, name)
+        self.read_tensor(TensorKind::Gradient, name)
     }
 
     /// [`Session::try_read_grad`], panicking with its report.
@@ -173,7 +199,7 @@ impl Session {
     /// # Errors
     /// Unknown name; errors of the step.
     pub fn try_read_state(&mut self, name: &str) -> Result<Vec<f32>> {
-        self.read_named(TensorKind::State, name)
+        self.read_tensor(TensorKind::State, name)
     }
 
     /// [`Session::try_read_state`], panicking with its report.
@@ -182,7 +208,7 @@ impl Session {
         unwrap_report(self.try_read_state(name))
     }
 
-    fn read_named(&mut self, kind: TensorKind, name: &str) -> Result<Vec<f32>> {
+    fn read_tensor(&mut self, kind: TensorKind, name: &str) -> Result<Vec<f32>> {
         let tensor = self.tensors.find(kind, name)?;
         let len = tensor.ty.numel();
         tensor.checked(DType::F32, len)?;

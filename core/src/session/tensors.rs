@@ -51,7 +51,14 @@ impl Tensors {
         };
         let inputs = map(TensorKind::Input, plan.input_buffers.iter().map(input).collect());
         let outputs = plan.output_buffers.iter().zip(&plan.output_types).enumerate();
-        let outputs = outputs.map(|(index, (buffer, ty))| whole((index.to_string(), buffer), ty));
+        // Those without a name go by their number.
+        let name = |index: usize| {
+            plan.output_names
+                .get(index)
+                .cloned()
+                .unwrap_or_else(|| index.to_string())
+        };
+        let outputs = outputs.map(|(index, (buffer, ty))| whole((name(index), buffer), ty));
         Tensors {
             outputs: outputs.map(|view| Tensor::new(TensorKind::Output, view)).collect(),
             unset: inputs
@@ -99,6 +106,14 @@ impl Tensors {
         self.outputs.get(index).ok_or_else(|| {
             let known = self.outputs.iter().map(|t| t.name.as_str());
             Error::unknown_tensor(TensorKind::Output, &index.to_string(), known)
+        })
+    }
+
+    /// Number of the output of that name.
+    pub(super) fn output_named(&self, name: &str) -> Result<usize> {
+        self.outputs.iter().position(|t| t.name == name).ok_or_else(|| {
+            let known = self.outputs.iter().map(|t| t.name.as_str());
+            Error::unknown_tensor(TensorKind::Output, name, known)
         })
     }
 

@@ -4,6 +4,7 @@ mod attention;
 mod attributes;
 #[path = "../common/mod.rs"]
 mod common;
+mod compositions;
 mod decompositions;
 mod gradients;
 mod hostile;
@@ -16,3 +17,4 @@ mod quantized;
 mod rejections_attention;
 mod rejections_basic;
 mod rejections_nn;
+mod signatures;

@@ -5,4 +5,5 @@ mod finetuning;
 mod gguf;
 #[path = "../../../tests/common/one_token.rs"]
 mod one_token;
+mod tokenizer;
 mod transformers;

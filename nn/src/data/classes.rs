@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use meganeura_core::error::names_there_are;
+
 /// The largest magnitude up to which every whole `f64` is exact.
 const EXACT: f64 = 9_007_199_254_740_992.0;
 
@@ -36,7 +38,15 @@ impl Labels {
         let id = match self.ids.get(&name) {
             Some(&id) => id,
             None if self.closed => {
-                return Err(format!("'{text}' is none of the {} known classes", self.names.len()));
+                let known = names_there_are(text, self.names.iter().map(String::as_str));
+                let known = match known.is_empty() {
+                    true => String::new(),
+                    false => format!("; {known}"),
+                };
+                return Err(format!(
+                    "'{text}' is none of the {} known classes{known}",
+                    self.names.len()
+                ));
             }
             None => {
                 let id = u32::try_from(self.names.len()).map_err(|_| "there are too many classes".to_owned())?;
@@ -140,7 +150,11 @@ mod tests {
         for text in ["x", "10.0", "09"] {
             labels.push(text).unwrap();
         }
-        assert!(labels.push("y").unwrap_err().contains("none of the 3"));
+        let error = labels.push("y").unwrap_err();
+        assert!(
+            error.contains("none of the 3") && error.contains("there are 10, 9, x"),
+            "{error}"
+        );
         assert_eq!(labels.finish().unwrap(), (vec![2, 0, 1], classes.to_vec()));
     }
 }

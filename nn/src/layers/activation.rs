@@ -15,8 +15,10 @@ pub enum Activation {
     /// `max(x, 0)`.
     #[default]
     Relu,
-    /// `x` times the normal distribution function at `x`, in the tanh form.
+    /// `x` times the normal distribution function at `x`, exactly (with `erf`), as PyTorch's and Hugging Face's `gelu` is.
     Gelu,
+    /// [`Activation::Gelu`] in its tanh approximation: `gelu_new` and `gelu_pytorch_tanh` of Hugging Face.
+    GeluTanh,
     /// `x * sigmoid(x)`, also called swish.
     Silu,
     /// Hyperbolic tangent.
@@ -29,9 +31,10 @@ pub enum Activation {
 
 impl Activation {
     /// All of them.
-    pub const ALL: [Activation; 6] = [
+    pub const ALL: [Activation; 7] = [
         Activation::Relu,
         Activation::Gelu,
+        Activation::GeluTanh,
         Activation::Silu,
         Activation::Tanh,
         Activation::Sigmoid,
@@ -44,7 +47,8 @@ impl Activation {
         let x = x.into();
         match self {
             Activation::Relu => g.relu(x),
-            Activation::Gelu => g.gelu_tanh(x),
+            Activation::Gelu => g.gelu_erf(x),
+            Activation::GeluTanh => g.gelu_tanh(x),
             Activation::Silu => g.silu(x),
             Activation::Tanh => g.tanh(x),
             Activation::Sigmoid => g.sigmoid(x),
@@ -60,7 +64,9 @@ impl Activation {
     /// family, which halves the variance; Xavier uniform for the others, which are linear around 0.
     pub fn weight_init(self, fan_in: usize, fan_out: usize) -> Init {
         match self {
-            Activation::Relu | Activation::Gelu | Activation::Silu => Init::kaiming_uniform(fan_in),
+            Activation::Relu | Activation::Gelu | Activation::GeluTanh | Activation::Silu => {
+                Init::kaiming_uniform(fan_in)
+            }
             Activation::Tanh | Activation::Sigmoid | Activation::Identity => Init::xavier_uniform(fan_in, fan_out),
         }
     }
@@ -70,6 +76,7 @@ impl Activation {
         match self {
             Activation::Relu => "relu",
             Activation::Gelu => "gelu",
+            Activation::GeluTanh => "gelu_tanh",
             Activation::Silu => "silu",
             Activation::Tanh => "tanh",
             Activation::Sigmoid => "sigmoid",

@@ -3,7 +3,7 @@
 use meganeura_core::graph::Value;
 use meganeura_core::{Graph, Init, NodeId};
 
-use super::{reject_zero_sizes, scoped};
+use super::{Fault, check_eps, reject, reject_zero_sizes, scoped};
 
 /// Options of a [`BatchNorm`].
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -37,30 +37,46 @@ impl BatchNormConfig {
         self
     }
 
+    fn check(&self) -> Result<(), Fault> {
+        check_eps(self.eps)?;
+        match (0.0..=1.0).contains(&self.momentum) {
+            true => Ok(()),
+            false => Err((
+                format!("momentum is {}", self.momentum),
+                "momentum is the weight of the newest batch, from 0 to 1, usually 0.1",
+            )),
+        }
+    }
+
     /// Registers the parameters `{name}.weight` (ones) and `{name}.bias` (zeros) and the states
     /// `{name}.running_mean` (zeros) and `{name}.running_var` (ones), all `[channels]`.
     #[track_caller]
     pub fn build(self, g: &mut Graph, name: &str) -> BatchNorm {
-        let channels = &[self.channels];
-        let poison = reject_zero_sizes(g, &format!("batch_norm '{name}'"), &[("channels", self.channels)]);
-        let [weight, bias, running_mean, running_var] = match poison {
-            Some(poison) => [poison; 4],
-            None => [
-                g.parameter_with(&scoped(name, "weight"), channels, Init::Ones),
-                g.parameter(&scoped(name, "bias"), channels),
-                g.state(&scoped(name, "running_mean"), channels),
-                g.state_filled(&scoped(name, "running_var"), channels, 1.0),
-            ],
-        };
-        BatchNorm {
-            name: name.to_owned(),
-            weight,
-            bias,
-            running_mean,
-            running_var,
-            momentum: self.momentum,
-            eps: self.eps,
-        }
+        g.at_caller(|g| {
+            let channels = &[self.channels];
+            let layer = format!("batch_norm '{name}'");
+            let poison = reject_zero_sizes(g, &layer, &[("channels", self.channels)]);
+            let poison = poison.or_else(|| reject(g, &layer, self.check()));
+            let [weight, bias, running_mean, running_var] = match poison {
+                Some(poison) => [poison; 4],
+                None => [
+                    g.parameter_with(&scoped(name, "weight"), channels, Init::Ones),
+                    g.parameter(&scoped(name, "bias"), channels),
+                    g.state(&scoped(name, "running_mean"), channels),
+                    g.state_filled(&scoped(name, "running_var"), channels, 1.0),
+                ],
+            };
+            BatchNorm {
+                name: name.to_owned(),
+                channels: self.channels,
+                weight,
+                bias,
+                running_mean,
+                running_var,
+                momentum: self.momentum,
+                eps: self.eps,
+            }
+        })
     }
 }
 
@@ -71,6 +87,7 @@ impl BatchNormConfig {
 #[derive(Clone, Debug)]
 pub struct BatchNorm {
     name: String,
+    channels: usize,
     /// `f32 [channels]`.
     pub weight: NodeId,
     /// `f32 [channels]`.
@@ -93,15 +110,18 @@ impl BatchNorm {
     /// `x [batch, channels, ...] -> [batch, channels, ...]`, for any rank from 2.
     #[track_caller]
     pub fn forward(&self, g: &mut Graph, x: impl Into<Value>) -> NodeId {
-        let y = g.batch_norm(
-            x,
-            self.weight,
-            self.bias,
-            self.running_mean,
-            self.running_var,
-            self.momentum,
-            self.eps,
-        );
-        g.named(y, &self.name)
+        let (x, name) = (x.into(), &self.name);
+        g.within(format!("batch_norm '{name}' ({} channels)", self.channels), |g| {
+            let y = g.batch_norm(
+                x,
+                self.weight,
+                self.bias,
+                self.running_mean,
+                self.running_var,
+                self.momentum,
+                self.eps,
+            );
+            g.named(y, name)
+        })
     }
 }

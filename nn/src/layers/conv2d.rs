@@ -78,29 +78,35 @@ impl Conv2dConfig {
     /// `{name}.bias [outputs]` (zeros).
     #[track_caller]
     pub fn build(self, g: &mut Graph, name: &str) -> Conv2d {
-        if let Some(poison) = self.reject(g, name) {
-            return Conv2d {
+        g.at_caller(|g| {
+            if let Some(poison) = self.reject(g, name) {
+                return Conv2d {
+                    name: name.to_owned(),
+                    sizes: [self.inputs, self.outputs],
+                    kernel: self.kernel,
+                    weight: poison,
+                    bias: None,
+                    geometry: self.geometry,
+                };
+            }
+            let [height, width] = self.kernel;
+            let inputs = self.inputs / self.geometry.groups as usize;
+            // Saturation only decides a distribution; `parameter_with` refuses shapes of that size.
+            let fan_in = inputs.saturating_mul(height).saturating_mul(width);
+            let init = self.init.unwrap_or_else(|| Init::kaiming_uniform(fan_in));
+            let shape = [self.outputs, inputs, height, width];
+            Conv2d {
                 name: name.to_owned(),
-                weight: poison,
-                bias: None,
+                sizes: [self.inputs, self.outputs],
+                kernel: self.kernel,
+                weight: g.parameter_with(&scoped(name, "weight"), &shape, init),
+                bias: self.bias.then(|| g.parameter(&scoped(name, "bias"), &[self.outputs])),
                 geometry: self.geometry,
-            };
-        }
-        let [height, width] = self.kernel;
-        let inputs = self.inputs / self.geometry.groups as usize;
-        // Saturation only decides a distribution; `parameter_with` refuses shapes of that size.
-        let fan_in = inputs.saturating_mul(height).saturating_mul(width);
-        let init = self.init.unwrap_or_else(|| Init::kaiming_uniform(fan_in));
-        let shape = [self.outputs, inputs, height, width];
-        Conv2d {
-            name: name.to_owned(),
-            weight: g.parameter_with(&scoped(name, "weight"), &shape, init),
-            bias: self.bias.then(|| g.parameter(&scoped(name, "bias"), &[self.outputs])),
-            geometry: self.geometry,
-        }
+            }
+        })
     }
 
-    /// What would give a weight without a shape. Strides and the like are checked by the operator.
+    /// What would give a weight without a shape, or windows that go nowhere.
     #[track_caller]
     fn reject(&self, g: &mut Graph, name: &str) -> Option<NodeId> {
         let layer = format!("conv2d '{name}'");
@@ -115,6 +121,15 @@ impl Conv2dConfig {
         if let Some(poison) = reject_zero_sizes(g, &layer, &sizes) {
             return Some(poison);
         }
+        let geometry = [("stride", self.geometry.stride), ("dilation", self.geometry.dilation)];
+        if let Some((field, found)) = geometry.into_iter().find(|(_, steps)| steps.contains(&0)) {
+            let message = format!("{field} is {found:?}");
+            return Some(g.report(
+                &layer,
+                message,
+                "strides and dilations are at least 1 in both directions",
+            ));
+        }
         if self.inputs.is_multiple_of(groups) && self.outputs.is_multiple_of(groups) {
             return None;
         }
@@ -128,6 +143,8 @@ impl Conv2dConfig {
 #[derive(Clone, Debug)]
 pub struct Conv2d {
     name: String,
+    sizes: [usize; 2],
+    kernel: [usize; 2],
     /// `f32 [outputs, inputs / groups, kernel height, kernel width]`.
     pub weight: NodeId,
     /// `f32 [outputs]`.
@@ -146,14 +163,17 @@ impl Conv2d {
     /// `height' = (height + 2 padding - dilation (kernel - 1) - 1) / stride + 1`, rounded down.
     #[track_caller]
     pub fn forward(&self, g: &mut Graph, x: impl Into<Value>) -> NodeId {
-        let y = g.conv2d(x, self.weight, self.geometry);
-        g.named(y, &self.name);
-        let Some(bias) = self.bias else {
-            return y;
-        };
-        let channels = g.shape(bias).first().copied().unwrap_or(0);
-        let bias = g.reshape(bias, &[channels, 1, 1]);
-        let y = g.add(y, bias);
-        g.named(y, &self.name)
+        let (x, [inputs, outputs], [height, width]) = (x.into(), self.sizes, self.kernel);
+        let name = &self.name;
+        let what = format!("conv2d '{name}' ({inputs} to {outputs} channels, kernel {height}x{width})");
+        g.within(what, |g| {
+            let y = g.conv2d(x, self.weight, self.geometry);
+            g.named(y, name);
+            let Some(bias) = self.bias else {
+                return y;
+            };
+            let y = g.channel_bias_add(y, bias);
+            g.named(y, name)
+        })
     }
 }

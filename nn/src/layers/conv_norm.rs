@@ -33,13 +33,13 @@ impl ConvNorm {
         outputs: usize,
         folded: bool,
     ) -> Self {
-        ConvNorm {
+        g.at_caller(|g| ConvNorm {
             conv_name: conv_name.to_owned(),
             norm_name: norm_name.to_owned(),
             conv: conv.bias(folded).build(g, conv_name),
             norm: (!folded).then(|| BatchNorm::new(g, norm_name, outputs)),
             eps: EPS,
-        }
+        })
     }
 
     /// `x [batch, inputs, height, width] -> [batch, outputs, height', width']`, as the convolution has it.

@@ -43,22 +43,25 @@ impl EmbeddingConfig {
     /// Registers `{name}.weight [rows, dim]`, in fewer bits as [`LinearConfig::build`](super::LinearConfig::build) does.
     #[track_caller]
     pub fn build(self, g: &mut Graph, name: &str) -> Embedding {
-        let sizes = [("rows", self.rows), ("elements of a row", self.dim)];
-        let poison = reject_zero_sizes(g, &format!("embedding '{name}'"), &sizes);
-        let stored = match poison {
-            Some(_) => None,
-            None => StoredMatrix::build(g, name, [self.rows, self.dim], self.storage),
-        };
-        let weight = match (poison, &stored) {
-            (Some(poison), _) => poison,
-            (None, Some(stored)) => stored.weight,
-            (None, None) => g.parameter_with(&scoped(name, "weight"), &[self.rows, self.dim], self.init),
-        };
-        Embedding {
-            name: name.to_owned(),
-            weight,
-            stored,
-        }
+        g.at_caller(|g| {
+            let sizes = [("rows", self.rows), ("elements of a row", self.dim)];
+            let poison = reject_zero_sizes(g, &format!("embedding '{name}'"), &sizes);
+            let stored = match poison {
+                Some(_) => None,
+                None => StoredMatrix::build(g, name, [self.rows, self.dim], self.storage),
+            };
+            let weight = match (poison, &stored) {
+                (Some(poison), _) => poison,
+                (None, Some(stored)) => stored.weight,
+                (None, None) => g.parameter_with(&scoped(name, "weight"), &[self.rows, self.dim], self.init),
+            };
+            Embedding {
+                name: name.to_owned(),
+                sizes: [self.rows, self.dim],
+                weight,
+                stored,
+            }
+        })
     }
 }
 
@@ -66,6 +69,7 @@ impl EmbeddingConfig {
 #[derive(Clone, Debug)]
 pub struct Embedding {
     name: String,
+    sizes: [usize; 2],
     /// `f32 [rows, dim]`, or what [`EmbeddingConfig::storage`] makes of it.
     pub weight: NodeId,
     stored: Option<StoredMatrix>,
@@ -81,19 +85,28 @@ impl Embedding {
     /// `u32` ids `[...] -> [..., dim]`. An id that is not below the number of rows is an error of the step.
     #[track_caller]
     pub fn forward(&self, g: &mut Graph, ids: impl Into<Value>) -> NodeId {
-        let y = match &self.stored {
-            Some(stored) => stored.rows(g, ids.into()),
-            None => g.embedding(ids, self.weight),
-        };
-        g.named(y, &self.name)
+        let ids = ids.into();
+        g.within(self.description(), |g| {
+            let y = match &self.stored {
+                Some(stored) => stored.rows(g, ids),
+                None => g.embedding(ids, self.weight),
+            };
+            g.named(y, &self.name)
+        })
     }
 
     /// `x [..., m, dim]` times every vector, `-> [..., m, rows]`: the logits of a model whose embeddings are tied.
     #[track_caller]
     pub fn scores(&self, g: &mut Graph, x: impl Into<Value>) -> NodeId {
-        match &self.stored {
-            Some(stored) => stored.product(g, x.into()),
+        let x = x.into();
+        g.within(self.description(), |g| match &self.stored {
+            Some(stored) => stored.product(g, x),
             None => g.matmul_bt(x, self.weight),
-        }
+        })
+    }
+
+    fn description(&self) -> String {
+        let [rows, dim] = self.sizes;
+        format!("embedding '{}' ({rows} rows of {dim} features)", self.name)
     }
 }

@@ -3,7 +3,7 @@
 use meganeura_core::graph::Value;
 use meganeura_core::{Graph, Init, NodeId};
 
-use super::{reject_zero_sizes, scoped};
+use super::{check_eps, reject, reject_zero_sizes, scoped};
 
 /// Options of a [`LayerNorm`].
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -28,20 +28,25 @@ impl LayerNormConfig {
     /// Registers `{name}.weight [dim]` (ones) and `{name}.bias [dim]` (zeros).
     #[track_caller]
     pub fn build(self, g: &mut Graph, name: &str) -> LayerNorm {
-        let poison = reject_zero_sizes(g, &format!("layer_norm '{name}'"), &[("features", self.dim)]);
-        let (weight, bias) = match poison {
-            Some(poison) => (poison, poison),
-            None => (
-                g.parameter_with(&scoped(name, "weight"), &[self.dim], Init::Ones),
-                g.parameter(&scoped(name, "bias"), &[self.dim]),
-            ),
-        };
-        LayerNorm {
-            name: name.to_owned(),
-            weight,
-            bias,
-            eps: self.eps,
-        }
+        g.at_caller(|g| {
+            let layer = format!("layer_norm '{name}'");
+            let poison = reject_zero_sizes(g, &layer, &[("features", self.dim)]);
+            let poison = poison.or_else(|| reject(g, &layer, check_eps(self.eps)));
+            let (weight, bias) = match poison {
+                Some(poison) => (poison, poison),
+                None => (
+                    g.parameter_with(&scoped(name, "weight"), &[self.dim], Init::Ones),
+                    g.parameter(&scoped(name, "bias"), &[self.dim]),
+                ),
+            };
+            LayerNorm {
+                name: name.to_owned(),
+                dim: self.dim,
+                weight,
+                bias,
+                eps: self.eps,
+            }
+        })
     }
 }
 
@@ -49,6 +54,7 @@ impl LayerNormConfig {
 #[derive(Clone, Debug)]
 pub struct LayerNorm {
     name: String,
+    dim: usize,
     /// `f32 [dim]`.
     pub weight: NodeId,
     /// `f32 [dim]`.
@@ -66,7 +72,10 @@ impl LayerNorm {
     /// `x [..., dim] -> [..., dim]`.
     #[track_caller]
     pub fn forward(&self, g: &mut Graph, x: impl Into<Value>) -> NodeId {
-        let y = g.layer_norm(x, self.weight, self.bias, self.eps);
-        g.named(y, &self.name)
+        let (x, name) = (x.into(), &self.name);
+        g.within(format!("layer_norm '{name}' ({} features)", self.dim), |g| {
+            let y = g.layer_norm(x, self.weight, self.bias, self.eps);
+            g.named(y, name)
+        })
     }
 }

@@ -5,7 +5,7 @@ use meganeura_core::{Graph, Init, NodeId};
 
 use super::lora::{Adapter, LoraConfig};
 use super::stored::{StoredMatrix, WeightStorage};
-use super::{reject_zero_sizes, scoped};
+use super::{reject, reject_zero_sizes, scoped};
 
 /// Options of a [`Linear`] layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -65,30 +65,39 @@ impl LinearConfig {
     /// `{name}.weight_scales`.
     #[track_caller]
     pub fn build(self, g: &mut Graph, name: &str) -> Linear {
-        let sizes = [("inputs", self.inputs), ("outputs", self.outputs)];
-        if let Some(poison) = reject_zero_sizes(g, &format!("linear '{name}'"), &sizes) {
-            return Linear {
-                name: name.to_owned(),
-                weight: poison,
-                stored: None,
-                bias: None,
-                adapter: None,
+        g.at_caller(|g| {
+            let sizes = [("inputs", self.inputs), ("outputs", self.outputs)];
+            let layer = format!("linear '{name}'");
+            let lora = self
+                .lora
+                .filter(|lora| lora.has(name))
+                .map_or(Ok(()), |lora| lora.check());
+            if let Some(poison) = reject_zero_sizes(g, &layer, &sizes).or_else(|| reject(g, &layer, lora)) {
+                return Linear {
+                    name: name.to_owned(),
+                    sizes: [self.inputs, self.outputs],
+                    weight: poison,
+                    stored: None,
+                    bias: None,
+                    adapter: None,
+                };
+            }
+            let init = self.init.unwrap_or_else(|| Init::kaiming_uniform(self.inputs));
+            let stored = StoredMatrix::build(g, name, [self.outputs, self.inputs], self.storage);
+            let weight = match &stored {
+                Some(stored) => stored.weight,
+                None => g.parameter_with(&scoped(name, "weight"), &[self.inputs, self.outputs], init),
             };
-        }
-        let init = self.init.unwrap_or_else(|| Init::kaiming_uniform(self.inputs));
-        let stored = StoredMatrix::build(g, name, [self.outputs, self.inputs], self.storage);
-        let weight = match &stored {
-            Some(stored) => stored.weight,
-            None => g.parameter_with(&scoped(name, "weight"), &[self.inputs, self.outputs], init),
-        };
-        let bias = self.bias.then(|| g.parameter(&scoped(name, "bias"), &[self.outputs]));
-        Linear {
-            name: name.to_owned(),
-            weight,
-            stored,
-            bias,
-            adapter: Adapter::of(g, name, self.lora, [self.inputs, self.outputs]),
-        }
+            let bias = self.bias.then(|| g.parameter(&scoped(name, "bias"), &[self.outputs]));
+            Linear {
+                name: name.to_owned(),
+                sizes: [self.inputs, self.outputs],
+                weight,
+                stored,
+                bias,
+                adapter: Adapter::of(g, name, self.lora, [self.inputs, self.outputs]),
+            }
+        })
     }
 }
 
@@ -96,6 +105,7 @@ impl LinearConfig {
 #[derive(Clone, Debug)]
 pub struct Linear {
     name: String,
+    sizes: [usize; 2],
     /// `f32 [inputs, outputs]`, or what [`LinearConfig::storage`] makes of it.
     pub weight: NodeId,
     stored: Option<StoredMatrix>,
@@ -119,21 +129,24 @@ impl Linear {
     /// `x [..., rows, inputs] -> [..., rows, outputs]`; `x` has at least two axes.
     #[track_caller]
     pub fn forward(&self, g: &mut Graph, x: impl Into<Value>) -> NodeId {
-        let x = x.into();
-        let mut y = match &self.stored {
-            Some(stored) => stored.product(g, x),
-            None => g.matmul(x, self.weight),
-        };
-        g.named(y, &self.name);
-        if let Some(adapter) = &self.adapter {
-            y = adapter.add_to(g, y, x, &self.name);
-        }
-        match self.bias {
-            Some(bias) => {
-                let y = g.bias_add(y, bias);
-                g.named(y, &self.name)
+        let (x, [inputs, outputs]) = (x.into(), self.sizes);
+        let what = format!("linear '{}' ({inputs} to {outputs} features)", self.name);
+        g.within(what, |g| {
+            let mut y = match &self.stored {
+                Some(stored) => stored.product(g, x),
+                None => g.matmul(x, self.weight),
+            };
+            g.named(y, &self.name);
+            if let Some(adapter) = &self.adapter {
+                y = adapter.add_to(g, y, x, &self.name);
             }
-            None => y,
-        }
+            match self.bias {
+                Some(bias) => {
+                    let y = g.bias_add(y, bias);
+                    g.named(y, &self.name)
+                }
+                None => y,
+            }
+        })
     }
 }

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use meganeura_core::graph::Value;
 use meganeura_core::{Graph, Init, NodeId};
 
-use super::scoped;
+use super::{Fault, scoped};
 
 /// Layers that adapters may be put beside, by the last parts of their names.
 pub const LORA_LAYERS: [&str; 7] = [
@@ -91,6 +91,23 @@ impl LoraConfig {
             rank,
             alpha: 2.0 * rank as f32,
             targets: LoraTargets(targets),
+        }
+    }
+
+    /// A rank and a factor that make an adapter.
+    pub(super) fn check(&self) -> Result<(), Fault> {
+        if self.rank == 0 {
+            return Err((
+                "the rank of the adapters is 0".into(),
+                "a rank is at least 1, usually 4 to 64",
+            ));
+        }
+        match self.alpha.is_finite() {
+            true => Ok(()),
+            false => Err((
+                format!("alpha of the adapters is {}", self.alpha),
+                "alpha is finite, usually the rank or twice as much",
+            )),
         }
     }
 

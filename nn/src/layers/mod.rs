@@ -31,7 +31,8 @@
 //! # Errors
 //!
 //! Nothing here panics. Sizes or operands that make no sense reject the graph, and `Graph::verify` or
-//! `build` tells why, with the layer's name and the line of the call.
+//! `build` tells why, with the layer's name and sizes and the line of your program that built or applied it. A layer of
+//! your own does the same with [`Graph::within`](meganeura_core::Graph::within).
 
 mod activation;
 mod batch_norm;
@@ -39,9 +40,11 @@ mod conv2d;
 mod conv_norm;
 mod dropout;
 mod embedding;
+mod encoder_block;
 mod layer_norm;
 mod linear;
 mod lora;
+mod position_embedding;
 mod rms_norm;
 mod self_attention;
 mod stored;
@@ -52,10 +55,12 @@ pub use conv_norm::ConvNorm;
 pub use conv2d::{Conv2d, Conv2dConfig};
 pub use dropout::Dropout;
 pub use embedding::{Embedding, EmbeddingConfig};
+pub use encoder_block::{EncoderBlock, EncoderBlockConfig};
 pub use layer_norm::{LayerNorm, LayerNormConfig};
 pub use linear::{Linear, LinearConfig};
 pub(crate) use lora::LORA_PART;
 pub use lora::{LORA_LAYERS, LoraConfig, LoraTargets};
+pub use position_embedding::PositionEmbedding;
 pub use rms_norm::RmsNorm;
 pub use self_attention::{SelfAttention, SelfAttentionConfig, WithKv};
 pub use stored::WeightStorage;
@@ -69,6 +74,77 @@ pub(crate) fn scoped(parent: &str, child: &str) -> String {
     } else {
         format!("{parent}.{child}")
     }
+}
+
+/// What is wrong with a configuration, by its field, and what is allowed.
+pub(crate) type Fault = (String, &'static str);
+
+/// Rejects the graph for a configuration, if something is wrong with it.
+#[track_caller]
+pub(crate) fn reject(g: &mut Graph, layer: &str, check: Result<(), Fault>) -> Option<NodeId> {
+    let (message, remedy) = check.err()?;
+    Some(g.report(layer, message, remedy))
+}
+
+/// What is added to a variance or a mean square, under a root.
+pub(crate) fn check_eps(eps: f32) -> Result<(), Fault> {
+    match eps.is_finite() && eps >= 0.0 {
+        true => Ok(()),
+        false => Err((format!("eps is {eps}"), "eps is finite and at least 0, usually 1e-5")),
+    }
+}
+
+/// Fields that are sizes, none of which may be 0.
+pub(crate) fn check_sizes(sizes: &[(&str, usize)]) -> Result<(), Fault> {
+    match sizes.iter().find(|(_, size)| *size == 0) {
+        Some((field, _)) => Err((format!("{field} is 0"), "every size is at least 1")),
+        None => Ok(()),
+    }
+}
+
+/// Base of a rotary embedding.
+pub(crate) fn check_theta(theta: f32) -> Result<(), Fault> {
+    match theta.is_finite() && theta > 0.0 {
+        true => Ok(()),
+        false => Err((
+            format!("the base of the rotary embedding (rope_theta) is {theta}"),
+            "it is finite and above 0, usually 10000",
+        )),
+    }
+}
+
+/// Heads of an attention; `head_dim` is `None` for an equal part of `dim`.
+pub(crate) fn check_heads(
+    [dim, heads, kv_heads]: [usize; 3],
+    head_dim: Option<usize>,
+    rotated: bool,
+) -> Result<(), Fault> {
+    check_sizes(&[("dim", dim), ("heads", heads), ("kv_heads", kv_heads)])?;
+    if !heads.is_multiple_of(kv_heads) {
+        return Err((
+            format!("kv_heads is {kv_heads}, which does not divide heads = {heads}"),
+            "every key-value head serves the same number of query heads: choose a divisor of heads",
+        ));
+    }
+    if head_dim.is_none() && !dim.is_multiple_of(heads) {
+        return Err((
+            format!("dim is {dim}, which is no multiple of heads = {heads}"),
+            "a head has dim / heads features: choose a multiple, or give head_dim",
+        ));
+    }
+    let size = head_dim.unwrap_or(dim / heads);
+    check_sizes(&[("head_dim", size)])?;
+    if rotated && !size.is_multiple_of(2) {
+        let message = match head_dim {
+            Some(_) => format!("head_dim is {size}"),
+            None => format!("dim is {dim} and heads is {heads}, so a head has {size} features"),
+        };
+        return Err((
+            message,
+            "the rotary embedding turns pairs of features: choose an even number for each head",
+        ));
+    }
+    Ok(())
 }
 
 /// Rejects the graph when one of a layer's sizes is 0: it would compute nothing. Returns the poisoned node

@@ -4,7 +4,10 @@ use meganeura_core::graph::Value;
 use meganeura_core::ops::{AttentionOptions, RopeScaling};
 use meganeura_core::{DType, Graph, Init, NodeId};
 
-use super::{Linear, LinearConfig, LoraConfig, RmsNorm, WeightStorage, scoped};
+use super::{
+    Fault, Linear, LinearConfig, LoraConfig, RmsNorm, WeightStorage, check_eps, check_heads, check_theta, reject,
+    scoped,
+};
 
 /// Options of a [`SelfAttention`] layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -12,7 +15,8 @@ pub struct SelfAttentionConfig {
     dim: usize,
     heads: usize,
     kv_heads: usize,
-    head_dim: usize,
+    /// `dim / heads` if not given.
+    head_dim: Option<usize>,
     /// Of the projections to queries, keys and values, and of the one of the result.
     bias: [bool; 2],
     causal: bool,
@@ -32,7 +36,7 @@ impl SelfAttentionConfig {
             dim,
             heads,
             kv_heads: heads,
-            head_dim: dim / heads.max(1),
+            head_dim: None,
             bias: [false; 2],
             causal: false,
             window: None,
@@ -55,7 +59,7 @@ impl SelfAttentionConfig {
     /// Features of a head, if not `dim / heads`.
     #[must_use]
     pub fn head_dim(mut self, head_dim: usize) -> Self {
-        self.head_dim = head_dim;
+        self.head_dim = Some(head_dim);
         self
     }
 
@@ -124,19 +128,61 @@ impl SelfAttentionConfig {
 
     /// Features of a row of keys, and of values.
     pub fn kv_width(&self) -> usize {
-        self.kv_heads.saturating_mul(self.head_dim)
+        self.kv_heads.saturating_mul(self.head_dim_or_part())
+    }
+
+    /// Features of a head.
+    fn head_dim_or_part(&self) -> usize {
+        self.head_dim.unwrap_or(self.dim / self.heads.max(1))
+    }
+
+    fn check(&self) -> Result<(), Fault> {
+        check_heads(
+            [self.dim, self.heads, self.kv_heads],
+            self.head_dim,
+            self.rope.is_some(),
+        )?;
+        self.rope.map_or(Ok(()), check_theta)?;
+        self.head_norm.map_or(Ok(()), check_eps)?;
+        match self.window {
+            Some(0) => Err((
+                "window is 0".into(),
+                "a window has at least the own position: 1 or more",
+            )),
+            Some(window) if !self.causal => Err((
+                format!("window is {window} and causal is false"),
+                "a window looks back from each position: make the layer causal",
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// What errors say of the layer.
+    fn description(&self, name: &str) -> String {
+        let (dim, heads, kv_heads, head_dim) = (self.dim, self.heads, self.kv_heads, self.head_dim_or_part());
+        let shared = match kv_heads == heads {
+            true => String::new(),
+            false => format!(", {kv_heads} key-value heads"),
+        };
+        format!("self_attention '{name}' (dim {dim}, {heads} heads of {head_dim} features{shared})")
     }
 
     /// Registers `{name}.q_proj`, `k_proj`, `v_proj` and `o_proj`, each a [`Linear`] layer with Xavier weights, and with
     /// norms of heads `{name}.q_norm` and `k_norm`.
     #[track_caller]
     pub fn build(self, g: &mut Graph, name: &str) -> SelfAttention {
+        reject(g, &format!("self_attention '{name}'"), self.check());
+        g.at_caller(|g| self.register(g, name))
+    }
+
+    fn register(self, g: &mut Graph, name: &str) -> SelfAttention {
         // Sizes that overflow are refused as a shape.
-        let own = self.heads.saturating_mul(self.head_dim);
+        let head_dim = self.head_dim_or_part();
+        let own = self.heads.saturating_mul(head_dim);
         let shared = self.kv_width();
         let [inward, outward] = self.bias;
         let head_norms = self.head_norm.map(|eps| {
-            let norm = |g: &mut Graph, child| RmsNorm::new(g, &scoped(name, child), self.head_dim, eps);
+            let norm = |g: &mut Graph, child| RmsNorm::new(g, &scoped(name, child), head_dim, eps);
             [norm(g, "q_norm"), norm(g, "k_norm")]
         });
         SelfAttention {
@@ -193,12 +239,28 @@ impl SelfAttention {
     /// [`SelfAttention::forward`], with the keys and values that a cache is filled with.
     #[track_caller]
     pub fn forward_with_kv(&self, g: &mut Graph, x: impl Into<Value>) -> WithKv {
-        let [q, k, v] = self.heads(g, x.into(), None);
-        let y = g.attention(q, k, v, self.options());
-        WithKv {
-            y: self.finish(g, y),
-            kv: [k, v],
-        }
+        let x = x.into();
+        g.within(self.config.description(&self.name), |g| {
+            let [q, k, v] = self.heads(g, x, None);
+            let y = g.attention(q, k, v, self.options());
+            WithKv {
+                y: self.finish(g, y),
+                kv: [k, v],
+            }
+        })
+    }
+
+    /// [`SelfAttention::forward`] with a mask that broadcasts to `[..., heads, rows, rows]`: an additive `f32` one, or a `u32`
+    /// one that is not 0 where a row sees another; see [`Graph::masked_attention`]. [`Graph::key_padding_mask`] makes one
+    /// from `u32 [..., rows]` that is 1 for real rows and 0 for padding. The mask is in addition to a causal layer's own.
+    #[track_caller]
+    pub fn forward_masked(&self, g: &mut Graph, x: impl Into<Value>, mask: impl Into<Value>) -> NodeId {
+        let (x, mask) = (x.into(), mask.into());
+        g.within(self.config.description(&self.name), |g| {
+            let [q, k, v] = self.heads(g, x, None);
+            let y = g.masked_attention(q, k, v, mask, self.options());
+            self.finish(g, y)
+        })
     }
 
     /// A step of decoding: `x [..., rows, dim] -> [..., rows, dim]` for rows that follow `kv_pos` cached ones. Their keys
@@ -206,13 +268,16 @@ impl SelfAttention {
     /// parameters. `kv_pos` is `u32 [...]`, one number for each sequence, or `[1]`. A row sees itself and earlier ones.
     #[track_caller]
     pub fn forward_cached(&self, g: &mut Graph, x: impl Into<Value>, cache: [NodeId; 2], kv_pos: NodeId) -> NodeId {
-        let [q, k, v] = self.heads(g, x.into(), Some(kv_pos));
-        let [k, v] = [(k, cache[0]), (v, cache[1])].map(|(new, cache)| {
-            let written = g.cache_write(new, cache, kv_pos);
-            g.named(written, &self.name)
-        });
-        let y = g.cached_attention_with(q, k, v, kv_pos, self.options());
-        self.finish(g, y)
+        let x = x.into();
+        g.within(self.config.description(&self.name), |g| {
+            let [q, k, v] = self.heads(g, x, Some(kv_pos));
+            let [k, v] = [(k, cache[0]), (v, cache[1])].map(|(new, cache)| {
+                let written = g.cache_write(new, cache, kv_pos);
+                g.named(written, &self.name)
+            });
+            let y = g.cached_attention_with(q, k, v, kv_pos, self.options());
+            self.finish(g, y)
+        })
     }
 
     /// Queries, keys and values of rows from a position on, which is 0 without one.
@@ -235,7 +300,7 @@ impl SelfAttention {
         let Some((&width, rows)) = shape.split_last() else {
             return x;
         };
-        let head_dim = self.config.head_dim;
+        let head_dim = self.config.head_dim_or_part();
         let split = [rows, &[width.checked_div(head_dim).unwrap_or(0), head_dim]].concat();
         let x = g.reshape(x, &split);
         let y = norm.forward(g, x);
@@ -243,7 +308,7 @@ impl SelfAttention {
     }
 
     fn rotate(&self, g: &mut Graph, x: NodeId, theta: f32, position: Option<NodeId>) -> NodeId {
-        let (head_dim, scaling) = (narrow(self.config.head_dim), self.config.scaling);
+        let (head_dim, scaling) = (narrow(self.config.head_dim_or_part()), self.config.scaling);
         let position = match position {
             Some(position) => position,
             None if scaling == RopeScaling::None => return g.rope(x, theta, head_dim),
@@ -264,7 +329,11 @@ impl SelfAttention {
         AttentionOptions {
             causal: config.causal,
             window: config.window,
-            ..AttentionOptions::new(narrow(config.heads), narrow(config.kv_heads), narrow(config.head_dim))
+            ..AttentionOptions::new(
+                narrow(config.heads),
+                narrow(config.kv_heads),
+                narrow(config.head_dim_or_part()),
+            )
         }
     }
 

@@ -54,28 +54,30 @@ impl CnnConfig {
     /// have no bias, which the batch norms behind them would subtract again.
     #[track_caller]
     pub fn build(self, g: &mut Graph, name: &str) -> Cnn {
-        let [inputs, height, width] = self.image;
-        let [c1, c2, c3] = self.channels;
-        let blocks = [(inputs, c1), (c1, c2), (c2, c3)];
-        let mut number = 0;
-        let blocks = blocks.map(|(inputs, outputs)| {
-            number += 1;
-            let conv = Conv2dConfig::new(inputs, outputs, [3, 3]).padding([1, 1]).bias(false);
-            Block {
-                conv: conv.build(g, &scoped(name, &format!("conv{number}"))),
-                norm: BatchNorm::new(g, &scoped(name, &format!("bn{number}")), outputs),
+        g.at_caller(|g| {
+            let [inputs, height, width] = self.image;
+            let [c1, c2, c3] = self.channels;
+            let blocks = [(inputs, c1), (c1, c2), (c2, c3)];
+            let mut number = 0;
+            let blocks = blocks.map(|(inputs, outputs)| {
+                number += 1;
+                let conv = Conv2dConfig::new(inputs, outputs, [3, 3]).padding([1, 1]).bias(false);
+                Block {
+                    conv: conv.build(g, &scoped(name, &format!("conv{number}"))),
+                    norm: BatchNorm::new(g, &scoped(name, &format!("bn{number}")), outputs),
+                }
+            });
+            // Two poolings by 2 come in between. A size that overflows is refused as a shape.
+            let features = c3.saturating_mul(height / 4).saturating_mul(width / 4);
+            let last = LinearConfig::new(self.hidden, self.classes)
+                .init(Activation::Identity.weight_init(self.hidden, self.classes));
+            Cnn {
+                blocks,
+                fc1: Linear::new(g, &scoped(name, "fc1"), features, self.hidden),
+                fc2: last.build(g, &scoped(name, "fc2")),
+                dropout: Dropout::new(self.dropout),
             }
-        });
-        // Two poolings by 2 come in between. A size that overflows is refused as a shape.
-        let features = c3.saturating_mul(height / 4).saturating_mul(width / 4);
-        let last = LinearConfig::new(self.hidden, self.classes)
-            .init(Activation::Identity.weight_init(self.hidden, self.classes));
-        Cnn {
-            blocks,
-            fc1: Linear::new(g, &scoped(name, "fc1"), features, self.hidden),
-            fc2: last.build(g, &scoped(name, "fc2")),
-            dropout: Dropout::new(self.dropout),
-        }
+        })
     }
 }
 

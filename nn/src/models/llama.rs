@@ -2,11 +2,11 @@
 
 use meganeura_core::graph::{NodeKind, Value};
 use meganeura_core::ops::RopeScaling;
-use meganeura_core::{Graph, Init, NodeId};
+use meganeura_core::{Error, Graph, Init, NodeId};
 
 use crate::layers::{
-    Embedding, EmbeddingConfig, LORA_PART, Linear, LinearConfig, LoraConfig, RmsNorm, SelfAttention,
-    SelfAttentionConfig, WeightStorage, WithKv, scoped,
+    Embedding, EmbeddingConfig, Fault, LORA_PART, Linear, LinearConfig, LoraConfig, RmsNorm, SelfAttention,
+    SelfAttentionConfig, WeightStorage, WithKv, check_eps, check_heads, check_sizes, check_theta, reject, scoped,
 };
 
 /// Options of a [`Llama`] model.
@@ -119,16 +119,41 @@ impl LlamaConfig {
         self.head_dim.unwrap_or(self.dim / self.heads.max(1))
     }
 
+    /// Checks what [`build`](LlamaConfig::build) checks.
+    ///
+    /// # Errors
+    /// [`Error::InvalidUse`] with the field that is wrong, its value and what is allowed.
+    pub fn check(&self) -> Result<(), Error> {
+        self.find_fault()
+            .map_err(|(message, remedy)| Error::misuse(format!("LlamaConfig: {message}"), remedy))
+    }
+
+    fn find_fault(&self) -> Result<(), Fault> {
+        check_sizes(&[("vocab", self.vocab), ("hidden", self.hidden)])?;
+        check_heads([self.dim, self.heads, self.kv_heads], self.head_dim, true)?;
+        check_theta(self.rope_theta)?;
+        check_eps(self.eps)?;
+        match self.window {
+            Some(0) => Err((
+                "window is 0".into(),
+                "a window has at least the own position: 1 or more, or `None`",
+            )),
+            _ => Ok(()),
+        }
+    }
+
     fn attention(&self) -> SelfAttentionConfig {
         let mut attention = SelfAttentionConfig::new(self.dim, self.heads)
             .kv_heads(self.kv_heads)
-            .head_dim(self.head_dim())
             .biases(self.qkv_bias, self.attention_out_bias)
             .causal(true)
             .rope(self.rope_theta)
             .rope_scaling(self.rope_scaling)
             .lora(self.lora)
             .storage(self.weights);
+        if let Some(head_dim) = self.head_dim {
+            attention = attention.head_dim(head_dim);
+        }
         if let Some(window) = self.window {
             attention = attention.window(window);
         }
@@ -150,6 +175,15 @@ impl LlamaConfig {
     /// adapters, everything else is frozen.
     #[track_caller]
     pub fn build(self, g: &mut Graph, name: &str) -> Llama {
+        match reject(g, "LlamaConfig", self.find_fault()) {
+            // Its first error says what is wrong; blocks would add theirs, and as many as there are layers.
+            Some(_) => LlamaConfig { layers: 0, ..self }.register(g, name),
+            None => g.at_caller(|g| self.register(g, name)),
+        }
+    }
+
+    #[track_caller]
+    fn register(self, g: &mut Graph, name: &str) -> Llama {
         let first = g.nodes().len();
         // Of the order of the residual stream's own size, as language models have it.
         let init = Init::Normal { std: 0.02 };
@@ -182,24 +216,26 @@ impl LlamaConfig {
     /// Registers one block, for models of one's own.
     #[track_caller]
     pub fn block(&self, g: &mut Graph, name: &str) -> LlamaBlock {
-        let norm = |g: &mut Graph, child| RmsNorm::new(g, &scoped(name, child), self.dim, self.eps);
-        let linear = |g: &mut Graph, child: &str, [inputs, outputs]: [usize; 2]| {
-            LinearConfig::new(inputs, outputs)
-                .bias(self.mlp_bias)
-                .storage(self.weights)
-                .init(Init::xavier_uniform(inputs, outputs))
-                .lora(self.lora)
-                .build(g, &scoped(name, &format!("mlp.{child}")))
-        };
-        LlamaBlock {
-            name: name.to_owned(),
-            attention_norm: norm(g, "input_layernorm"),
-            attention: self.attention().build(g, &scoped(name, "self_attn")),
-            feed_forward_norm: norm(g, "post_attention_layernorm"),
-            gate: linear(g, "gate_proj", [self.dim, self.hidden]),
-            up: linear(g, "up_proj", [self.dim, self.hidden]),
-            down: linear(g, "down_proj", [self.hidden, self.dim]),
-        }
+        g.at_caller(|g| {
+            let norm = |g: &mut Graph, child| RmsNorm::new(g, &scoped(name, child), self.dim, self.eps);
+            let linear = |g: &mut Graph, child: &str, [inputs, outputs]: [usize; 2]| {
+                LinearConfig::new(inputs, outputs)
+                    .bias(self.mlp_bias)
+                    .storage(self.weights)
+                    .init(Init::xavier_uniform(inputs, outputs))
+                    .lora(self.lora)
+                    .build(g, &scoped(name, &format!("mlp.{child}")))
+            };
+            LlamaBlock {
+                name: name.to_owned(),
+                attention_norm: norm(g, "input_layernorm"),
+                attention: self.attention().build(g, &scoped(name, "self_attn")),
+                feed_forward_norm: norm(g, "post_attention_layernorm"),
+                gate: linear(g, "gate_proj", [self.dim, self.hidden]),
+                up: linear(g, "up_proj", [self.dim, self.hidden]),
+                down: linear(g, "down_proj", [self.hidden, self.dim]),
+            }
+        })
     }
 }
 
@@ -257,6 +293,7 @@ impl LlamaBlock {
         self.feed_forward(g, x, y)
     }
 
+    #[track_caller]
     fn feed_forward(&self, g: &mut Graph, x: Value, attended: NodeId) -> NodeId {
         let x = g.add(x, attended);
         let y = self.feed_forward_norm.forward(g, x);

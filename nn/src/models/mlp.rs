@@ -53,20 +53,22 @@ impl MlpConfig {
     /// Xavier weights, as no activation follows it.
     #[track_caller]
     pub fn build(&self, g: &mut Graph, name: &str) -> Mlp {
-        let mut layers = Vec::with_capacity(self.hidden.len() + 1);
-        let mut inputs = self.inputs;
-        for &outputs in self.hidden.iter().chain([&self.outputs]) {
-            let last = layers.len() == self.hidden.len();
-            let activation = if last { Activation::Identity } else { self.activation };
-            let config = LinearConfig::new(inputs, outputs).init(activation.weight_init(inputs, outputs));
-            layers.push(config.build(g, &scoped(name, &format!("fc{}", layers.len() + 1))));
-            inputs = outputs;
-        }
-        Mlp {
-            layers,
-            activation: self.activation,
-            dropout: Dropout::new(self.dropout),
-        }
+        g.at_caller(|g| {
+            let mut layers = Vec::with_capacity(self.hidden.len() + 1);
+            let mut inputs = self.inputs;
+            for &outputs in self.hidden.iter().chain([&self.outputs]) {
+                let last = layers.len() == self.hidden.len();
+                let activation = if last { Activation::Identity } else { self.activation };
+                let config = LinearConfig::new(inputs, outputs).init(activation.weight_init(inputs, outputs));
+                layers.push(config.build(g, &scoped(name, &format!("fc{}", layers.len() + 1))));
+                inputs = outputs;
+            }
+            Mlp {
+                layers,
+                activation: self.activation,
+                dropout: Dropout::new(self.dropout),
+            }
+        })
     }
 }
 

@@ -102,33 +102,35 @@ impl ResNetConfig {
     /// `layer2.0.downsample.0` and `.1`, `fc`.
     #[track_caller]
     pub fn build(&self, g: &mut Graph, name: &str) -> ResNet {
-        let stem = match self.small_images {
-            true => Conv2dConfig::new(self.channels, self.width, [3, 3]).padding([1, 1]),
-            false => Conv2dConfig::new(self.channels, self.width, [7, 7])
-                .stride([2, 2])
-                .padding([3, 3]),
-        };
-        let names = [scoped(name, "conv1"), scoped(name, "bn1")];
-        let stem = ConvNorm::new(g, [&names[0], &names[1]], stem, self.width, self.folded);
-        let mut blocks = Vec::new();
-        let mut inputs = self.width;
-        for (stage, &depth) in self.depths.iter().enumerate() {
-            // A size that overflows is refused as a shape.
-            let width = self.width.saturating_mul(1 << stage);
-            for i in 0..depth {
-                let stride = if stage > 0 && i == 0 { 2 } else { 1 };
-                let name = scoped(name, &format!("layer{}.{i}", stage + 1));
-                blocks.push(self.residual(g, &name, [inputs, width], stride));
-                inputs = width.saturating_mul(self.block.expansion());
+        g.at_caller(|g| {
+            let stem = match self.small_images {
+                true => Conv2dConfig::new(self.channels, self.width, [3, 3]).padding([1, 1]),
+                false => Conv2dConfig::new(self.channels, self.width, [7, 7])
+                    .stride([2, 2])
+                    .padding([3, 3]),
+            };
+            let names = [scoped(name, "conv1"), scoped(name, "bn1")];
+            let stem = ConvNorm::new(g, [&names[0], &names[1]], stem, self.width, self.folded);
+            let mut blocks = Vec::new();
+            let mut inputs = self.width;
+            for (stage, &depth) in self.depths.iter().enumerate() {
+                // A size that overflows is refused as a shape.
+                let width = self.width.saturating_mul(1 << stage);
+                for i in 0..depth {
+                    let stride = if stage > 0 && i == 0 { 2 } else { 1 };
+                    let name = scoped(name, &format!("layer{}.{i}", stage + 1));
+                    blocks.push(self.residual(g, &name, [inputs, width], stride));
+                    inputs = width.saturating_mul(self.block.expansion());
+                }
             }
-        }
-        let fc = LinearConfig::new(inputs, self.classes).init(Init::xavier_uniform(inputs, self.classes));
-        ResNet {
-            stem,
-            pool: !self.small_images,
-            blocks,
-            fc: fc.build(g, &scoped(name, "fc")),
-        }
+            let fc = LinearConfig::new(inputs, self.classes).init(Init::xavier_uniform(inputs, self.classes));
+            ResNet {
+                stem,
+                pool: !self.small_images,
+                blocks,
+                fc: fc.build(g, &scoped(name, "fc")),
+            }
+        })
     }
 
     #[track_caller]

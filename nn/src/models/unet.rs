@@ -46,31 +46,35 @@ impl UnetConfig {
     /// Registers `{name}.down0.conv1`, `.bn1`, `.conv2`, `.bn2`, `down1` ..., `bottom`, `up0` ... and `out`.
     #[track_caller]
     pub fn build(self, g: &mut Graph, name: &str) -> Unet {
-        // A size that overflows is refused as a shape.
-        let width = |level: usize| {
-            let factor = u32::try_from(level).ok().and_then(|l| 1usize.checked_shl(l));
-            self.width.saturating_mul(factor.unwrap_or(usize::MAX))
-        };
-        let mut double = |inputs, outputs, child: String| DoubleConv::new(g, &scoped(name, &child), [inputs, outputs]);
-        let mut inputs = self.inputs;
-        let mut down = Vec::new();
-        for level in 0..self.depth {
-            down.push(double(inputs, width(level), format!("down{level}")));
-            inputs = width(level);
-        }
-        let bottom = double(inputs, width(self.depth), "bottom".into());
-        let up = (0..self.depth).map(|level| {
-            let joined = width(level + 1).saturating_add(width(level));
-            double(joined, width(level), format!("up{level}"))
-        });
-        let up = up.collect();
-        let out = Conv2dConfig::new(width(0), self.outputs, [1, 1]).init(Init::xavier_uniform(width(0), self.outputs));
-        Unet {
-            down,
-            bottom,
-            up,
-            out: out.build(g, &scoped(name, "out")),
-        }
+        g.at_caller(|g| {
+            // A size that overflows is refused as a shape.
+            let width = |level: usize| {
+                let factor = u32::try_from(level).ok().and_then(|l| 1usize.checked_shl(l));
+                self.width.saturating_mul(factor.unwrap_or(usize::MAX))
+            };
+            let mut double =
+                |inputs, outputs, child: String| DoubleConv::new(g, &scoped(name, &child), [inputs, outputs]);
+            let mut inputs = self.inputs;
+            let mut down = Vec::new();
+            for level in 0..self.depth {
+                down.push(double(inputs, width(level), format!("down{level}")));
+                inputs = width(level);
+            }
+            let bottom = double(inputs, width(self.depth), "bottom".into());
+            let up = (0..self.depth).map(|level| {
+                let joined = width(level + 1).saturating_add(width(level));
+                double(joined, width(level), format!("up{level}"))
+            });
+            let up = up.collect();
+            let out =
+                Conv2dConfig::new(width(0), self.outputs, [1, 1]).init(Init::xavier_uniform(width(0), self.outputs));
+            Unet {
+                down,
+                bottom,
+                up,
+                out: out.build(g, &scoped(name, "out")),
+            }
+        })
     }
 }
 

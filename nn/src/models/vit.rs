@@ -66,32 +66,34 @@ impl VitConfig {
     /// `blocks.0.norm1`, `.attention`, `.norm2`, `.fc1`, `.fc2` ..., `norm` and `head`.
     #[track_caller]
     pub fn build(self, g: &mut Graph, name: &str) -> Vit {
-        let patches = self.patches().unwrap_or_else(|message| {
-            g.report("vit", message, "choose a patch size that divides height and width");
-            0
-        });
-        let small = Init::Normal { std: 0.02 };
-        let fan_in = self.image[0].saturating_mul(self.patch).saturating_mul(self.patch);
-        let patch = Conv2dConfig::new(self.image[0], self.dim, [self.patch; 2])
-            .stride([u32::try_from(self.patch).unwrap_or(u32::MAX); 2])
-            .init(Init::xavier_uniform(fan_in, self.dim));
-        let head = LinearConfig::new(self.dim, self.classes).init(Init::xavier_uniform(self.dim, self.classes));
-        Vit {
-            patches,
-            dim: self.dim,
-            patch: patch.build(g, &scoped(name, "patch_embed")),
-            class_token: g.parameter_with(&scoped(name, "class_token"), &[1, 1, self.dim], small),
-            positions: g.parameter_with(
-                &scoped(name, "positions"),
-                &[patches.saturating_add(1), self.dim],
-                small,
-            ),
-            blocks: (0..self.layers)
-                .map(|i| self.block(g, &scoped(name, &format!("blocks.{i}"))))
-                .collect(),
-            norm: LayerNormConfig::new(self.dim).eps(EPS).build(g, &scoped(name, "norm")),
-            head: head.build(g, &scoped(name, "head")),
-        }
+        g.at_caller(|g| {
+            let patches = self.patches().unwrap_or_else(|message| {
+                g.report("vit", message, "choose a patch size that divides height and width");
+                0
+            });
+            let small = Init::Normal { std: 0.02 };
+            let fan_in = self.image[0].saturating_mul(self.patch).saturating_mul(self.patch);
+            let patch = Conv2dConfig::new(self.image[0], self.dim, [self.patch; 2])
+                .stride([u32::try_from(self.patch).unwrap_or(u32::MAX); 2])
+                .init(Init::xavier_uniform(fan_in, self.dim));
+            let head = LinearConfig::new(self.dim, self.classes).init(Init::xavier_uniform(self.dim, self.classes));
+            Vit {
+                patches,
+                dim: self.dim,
+                patch: patch.build(g, &scoped(name, "patch_embed")),
+                class_token: g.parameter_with(&scoped(name, "class_token"), &[1, 1, self.dim], small),
+                positions: g.parameter_with(
+                    &scoped(name, "positions"),
+                    &[patches.saturating_add(1), self.dim],
+                    small,
+                ),
+                blocks: (0..self.layers)
+                    .map(|i| self.block(g, &scoped(name, &format!("blocks.{i}"))))
+                    .collect(),
+                norm: LayerNormConfig::new(self.dim).eps(EPS).build(g, &scoped(name, "norm")),
+                head: head.build(g, &scoped(name, "head")),
+            }
+        })
     }
 
     #[track_caller]
@@ -134,7 +136,7 @@ impl Block {
         let x = g.add(x, y);
         let y = self.norm2.forward(g, x);
         let y = self.fc1.forward(g, y);
-        let y = Activation::Gelu.forward(g, y);
+        let y = Activation::GeluTanh.forward(g, y);
         let y = self.fc2.forward(g, y);
         g.add(x, y)
     }

@@ -3,8 +3,10 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod decode;
+mod encoder;
 mod hostile;
 mod images;
+mod layer_errors;
 mod layers;
 mod model;
 mod models;

@@ -270,6 +270,14 @@ impl OpEntry {
 }
 
 impl WgslEntry {
+    /// How messages call the text.
+    pub(crate) fn place(&self) -> String {
+        match &self.file {
+            Some(name) => shortened(name),
+            None => "the text of its kernel".into(),
+        }
+    }
+
     /// The text of the kernel, which `files` has if it is in one.
     pub(crate) fn text<'a>(&'a self, files: &'a BTreeMap<String, String>) -> Result<&'a str, String> {
         match (&self.file, &self.text) {

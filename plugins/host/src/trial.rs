@@ -86,7 +86,12 @@ pub(crate) fn run_with(program: &Path, plugin: &Path, earlier: &[PathBuf], limit
             // It ended, and so did what it said, unless a process that it started goes on.
             let said = said.and_then(|said| said.recv_timeout(Duration::from_secs(1)).ok());
             let why = reason(&said.unwrap_or_default(), plugin);
-            refuse(format!("the process that tried it refuses it: {why}"), REMEDY)
+            // Its author's to correct: it says so itself.
+            let remedy = format!(
+                "correct the plugin; `meganeura plugins check {}` says the same",
+                plugin.display()
+            );
+            refuse(format!("the process that tried it refuses it: {why}"), &remedy)
         }
         Ok(Some(status)) => refuse(format!("the process that tried it ended with {status}"), REMEDY),
         Ok(None) => {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use meganeura_compiler::rewrite::RewriteConfig;
 use meganeura_core::backend::{Capabilities, Device, Executable, KernelDesc, KernelSource, Support};
-use meganeura_core::error::Result;
+use meganeura_core::error::{Error, Result};
 use meganeura_core::graph::Graph;
 use meganeura_core::plan::{ExecutionPlan, compile_at};
 use meganeura_core::precision::Precision;
@@ -67,6 +67,10 @@ impl Device for AtPrecision {
 
     fn has_mixed_precision(&self) -> bool {
         self.precision == Precision::Mixed && self.device.has_mixed_precision()
+    }
+
+    fn refused_kernel(&self, op: &str) -> Option<Error> {
+        self.device.refused_kernel(op)
     }
 
     fn finalize(&self, plan: &mut ExecutionPlan) -> Result<()> {

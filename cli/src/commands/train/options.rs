@@ -46,7 +46,7 @@ pub(super) struct RunOptions {
 
     /// Highest learning rate of the run [default: depends on the optimizer; for `train text` with adam and adamw: 3e-3 for a
     /// new model, 1e-3 for adapters, 1e-4 for a checkpoint]
-    #[arg(long, value_name = "RATE")]
+    #[arg(long, value_name = "RATE", value_parser = rate)]
     pub(super) lr: Option<f32>,
 
     /// How the learning rate changes: constant, cosine (falls to 0), step (a tenth every 10 epochs) or onecycle
@@ -129,6 +129,21 @@ pub(super) struct RunOptions {
     pub(super) statistics: usize,
 }
 
+/// A learning rate that trains something; which others there are, the trainer knows.
+fn rate(text: &str) -> Result<f32, String> {
+    let rate: f32 = text
+        .parse()
+        .map_err(|_| format!("'{text}' is no number; a rate is written like 0.002 or 2e-3"))?;
+    if rate == 0.0 {
+        return Err(
+            "with a rate of 0 every update is 0, so nothing is learned; give a rate above 0 (leave --lr out for the \
+             default), or --epochs 0 to evaluate alone"
+                .into(),
+        );
+    }
+    Ok(rate)
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum MetricChoice {
     /// Lower loss.
@@ -181,5 +196,21 @@ impl RunOptions {
             }),
             ..TrainConfig::default()
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_that_train_nothing_are_refused() {
+        assert_eq!(rate("2e-3"), Ok(0.002));
+        for zero in ["0", "-0.0", "0e5", "1e-60"] {
+            assert!(rate(zero).is_err_and(|e| e.contains("nothing is learned")), "{zero}");
+        }
+        assert!(rate("fast").is_err_and(|e| e.contains("a rate is written like")));
+        // Which others are wrong, the trainer says of its field.
+        assert!(rate("NaN").is_ok_and(f32::is_nan) && rate("-1").is_ok());
     }
 }

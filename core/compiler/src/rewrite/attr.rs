@@ -153,8 +153,11 @@ impl Constructor {
         let Some(op) = found.or_else(|| registry::op(base)) else {
             let known = registry::ops();
             let names = own.iter().chain(&known).map(|op| op.get().name());
-            let closest = meganeura_core::error::closest(base, names);
-            return Err(format!("there is no operator '{base}'; the closest are {closest}"));
+            let message = format!("there is no operator '{base}'");
+            return Err(match meganeura_core::error::names_there_are(base, names) {
+                known if known.is_empty() => format!("{message}; `meganeura ops` lists them"),
+                known => format!("{message}; {known}"),
+            });
         };
         if has_program(op) {
             return Err(format!(
@@ -262,7 +265,12 @@ mod tests {
     #[test]
     fn unknown_constructors_name_the_closest() {
         let message = Constructor::resolve("core.matmull", &[]).unwrap_err();
-        assert!(message.contains("core.matmul"), "{message}");
+        assert!(message.contains("the closest are core.matmul"), "{message}");
+        let message = Constructor::resolve("core.lstm", &[]).unwrap_err();
+        assert!(
+            message.contains("`meganeura ops` lists") && !message.contains("closest"),
+            "{message}"
+        );
         for (name, expected) in [
             ("core.concat", "say how many"),
             ("core.matmul/2", "carries none"),

@@ -32,7 +32,7 @@ pub(crate) fn clean(graph: &Graph) -> Result<(Graph, usize, usize)> {
         }
     }
     let mut out = Graph::new();
-    let mut map: Vec<NodeId> = vec![NodeId(0); graph.nodes().len()];
+    let mut map: Vec<NodeId> = vec![NodeId::new(0); graph.nodes().len()];
     let mut known: HashMap<Key, NodeId> = HashMap::new();
     let (mut merged, mut removed) = (0, 0);
     for id in order {

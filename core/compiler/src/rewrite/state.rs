@@ -270,7 +270,7 @@ impl State {
                     let columns = &node.children[..attrs];
                     let number = || egraph.value_to_base::<i64>(columns[0]);
                     let label = match table.kind {
-                        TableKind::Leaf => Some(labels.id(Label::Leaf(NodeId(number() as u32)), None)),
+                        TableKind::Leaf => Some(labels.id(Label::Leaf(NodeId::new(number() as u32)), None)),
                         TableKind::Get => Some(labels.id(Label::Get(number() as u32), None)),
                         TableKind::Opaque => opaque.get(number() as usize).copied(),
                         TableKind::Symbol => symbol_labels.get(&(index, columns.to_vec())).copied().or_else(|| {
@@ -309,13 +309,13 @@ impl State {
         let int = |v: EValue| self.egraph.value_to_base::<i64>(v) as u32;
         self.egraph
             .function_entries("node", |entry| {
-                let (node, port) = (NodeId(int(entry.inputs[0])), int(entry.inputs[1]));
+                let (node, port) = (NodeId::new(int(entry.inputs[0])), int(entry.inputs[1]));
                 classes.insert(Value { node, port }, (false, entry.output));
             })
             .map_err(|e| failed(&e))?;
         self.egraph
             .function_entries("tnode", |entry| {
-                let node = NodeId(int(entry.inputs[0]));
+                let node = NodeId::new(int(entry.inputs[0]));
                 classes.insert(Value { node, port: u32::MAX }, (true, entry.output));
             })
             .map_err(|e| failed(&e))?;

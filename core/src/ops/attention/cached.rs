@@ -49,6 +49,10 @@ impl Operator for CachedAttention {
         "core.cached_attention"
     }
 
+    fn signature(&self) -> String {
+        "g.cached_attention(q, k_cache, v_cache, kv_pos, num_heads, num_kv_heads, head_dim)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "q [batch..., rows, num_heads * head_dim], cached keys and values [batch..., capacity, num_kv_heads * head_dim], position (u32) [batch...], or [1] without batch -> as q",

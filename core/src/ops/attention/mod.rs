@@ -3,6 +3,7 @@
 mod cached;
 mod dims;
 mod grad;
+mod masked;
 
 pub(super) use cached::CachedAttention;
 pub use dims::AttentionDims;
@@ -122,6 +123,10 @@ fn flops(dims: &AttentionDims) -> u64 {
 impl Operator for Attention {
     fn name(&self) -> &'static str {
         "core.attention"
+    }
+
+    fn signature(&self) -> String {
+        "g.attention(q, k, v, options)".into()
     }
 
     fn doc(&self) -> Doc {

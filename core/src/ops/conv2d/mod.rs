@@ -128,6 +128,10 @@ impl Operator for Conv2d {
         "core.conv2d"
     }
 
+    fn signature(&self) -> String {
+        "g.conv2d(x, weight, options)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "x [batch, channels, height, width], w [out channels, channels / groups, kernel height, kernel width] -> [batch, out channels, out height, out width], out = (size + 2 padding - dilation (kernel - 1) - 1) / stride + 1 rounded down",
@@ -200,6 +204,10 @@ impl Operator for Conv2dInputGrad {
         "core.conv2d_input_grad"
     }
 
+    fn signature(&self) -> String {
+        "g.conv2d_input_grad(dy, weight, input_size, options)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "dy [batch, out channels, out height, out width], w as in conv2d -> [batch, channels, input_size]",
@@ -267,6 +275,10 @@ impl Operator for Conv2dInputGrad {
 impl Operator for Conv2dWeightGrad {
     fn name(&self) -> &'static str {
         "core.conv2d_weight_grad"
+    }
+
+    fn signature(&self) -> String {
+        "g.conv2d_weight_grad(x, dy, kernel_size, options)".into()
     }
 
     fn doc(&self) -> Doc {

@@ -92,6 +92,10 @@ impl Operator for CrossEntropy {
         "core.cross_entropy"
     }
 
+    fn signature(&self) -> String {
+        "g.cross_entropy_loss(logits, labels)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "logits [rows..., classes], labels [rows..., classes] -> loss [], log_sum_exp [rows...]",
@@ -170,6 +174,10 @@ impl Operator for CrossEntropy {
 impl Operator for CrossEntropyIds {
     fn name(&self) -> &'static str {
         "core.cross_entropy_ids"
+    }
+
+    fn signature(&self) -> String {
+        "g.cross_entropy_loss(logits, labels)".into()
     }
 
     fn doc(&self) -> Doc {

@@ -3,6 +3,7 @@
 use crate::attrs::Attrs;
 use crate::dtype::DType;
 use crate::graph::{Graph, Value};
+use crate::ops::operator::short_name;
 use crate::ops::sample::{Fill, Sample, SampleInput, Sizes};
 use crate::ops::{Arity, Call, Cost, Doc, Fusing, Gradient, OpRef, Operator, RefCall, Semantics, expect_same_dtype};
 use crate::reference::{broadcast_offset, for_each_index, wrap};
@@ -58,6 +59,15 @@ pub(super) fn shape_pairs(sizes: &mut Sizes) -> Vec<(Vec<usize>, Vec<usize>)> {
 impl Operator for Binary {
     fn name(&self) -> &'static str {
         self.name
+    }
+
+    fn signature(&self) -> String {
+        let method = match short_name(self.name) {
+            // A keyword elsewhere, and a word that says more.
+            "mod" => "modulo",
+            name => name,
+        };
+        format!("g.{method}(a, b)")
     }
 
     fn doc(&self) -> Doc {

@@ -5,6 +5,7 @@ use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::dtype::DType;
 use crate::graph::{Graph, Value};
+use crate::ops::operator::short_name;
 use crate::ops::sample::{Fill, Sample, SampleInput, Sizes};
 use crate::ops::{Arity, Call, Cost, Doc, Fusing, Gradient, Operator, RefCall, Semantics, expect_same_dtype};
 use crate::shape::{Shape, TensorType};
@@ -73,6 +74,10 @@ const NOT_EQUAL: Compare = Compare {
 impl Operator for Compare {
     fn name(&self) -> &'static str {
         self.name
+    }
+
+    fn signature(&self) -> String {
+        format!("g.{}(a, b)", short_name(self.name))
     }
 
     fn doc(&self) -> Doc {

@@ -3,6 +3,7 @@
 use crate::attrs::Attrs;
 use crate::dtype::DType;
 use crate::graph::{Graph, Value};
+use crate::ops::operator::short_name;
 use crate::ops::sample::{Fill, Sample, SampleInput, Sizes};
 use crate::ops::{Arity, Call, Cost, Doc, Fusing, Gradient, Operator, RefCall, Semantics, expect_same_dtype};
 use crate::reference::wrap;
@@ -70,6 +71,10 @@ impl Operator for IntBinary {
         self.name
     }
 
+    fn signature(&self) -> String {
+        format!("g.{}(a, b)", short_name(self.name()))
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "a, b: shapes that broadcast -> the broadcast shape",
@@ -131,6 +136,10 @@ impl Operator for IntBinary {
 impl Operator for IntUnary {
     fn name(&self) -> &'static str {
         self.name
+    }
+
+    fn signature(&self) -> String {
+        format!("g.{}(x)", short_name(self.name))
     }
 
     fn doc(&self) -> Doc {

@@ -3,6 +3,7 @@
 use crate::attrs::Attrs;
 use crate::dtype::DType;
 use crate::graph::{Graph, Value};
+use crate::ops::operator::short_name;
 use crate::ops::sample::{Sample, SampleInput, Sizes};
 use crate::ops::{
     Arity, AttrDecls, AttrKind, Call, Cost, Doc, Fusing, Gradient, OpRef, Operator, RefCall, Semantics, expect_float,
@@ -85,6 +86,11 @@ impl Unary {
 impl Operator for Unary {
     fn name(&self) -> &'static str {
         self.name
+    }
+
+    fn signature(&self) -> String {
+        let attrs: String = self.attrs.iter().map(|name| format!(", {name}")).collect();
+        format!("g.{}(x{attrs})", short_name(self.name))
     }
 
     fn doc(&self) -> Doc {

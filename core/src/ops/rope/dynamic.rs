@@ -58,6 +58,10 @@ impl Operator for RopeDynamicOffset {
         "core.rope_dynamic_offset"
     }
 
+    fn signature(&self) -> String {
+        "g.rope_dynamic_offset(x, theta, offset, head_dim)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "x [batch..., rows, heads * head_dim], offset (u32) [batch...], or [1] without batch -> as x",

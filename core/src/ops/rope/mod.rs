@@ -138,6 +138,10 @@ impl Operator for Rope {
         "core.rope"
     }
 
+    fn signature(&self) -> String {
+        "g.rope(x, theta, head_dim)".into()
+    }
+
     fn doc(&self) -> Doc {
         Doc {
             shapes: "x [..., rows, heads * head_dim] -> the same",

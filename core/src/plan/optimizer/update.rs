@@ -245,7 +245,7 @@ impl Update {
                 counter: counter.as_mut(),
             };
             self.rule.update(&mut cx, updated.parameter, gradient);
-            for id in (first..graph.nodes().len()).map(|i| NodeId(i as u32)) {
+            for id in (first..graph.nodes().len()).map(|i| NodeId::new(i as u32)) {
                 if graph.nodes()[id.index()].is_op() && graph.nodes()[id.index()].name.is_none() {
                     graph.named(id, name);
                 }

@@ -62,6 +62,8 @@ pub(crate) struct DataShader {
     origin: String,
     content: String,
     text: String,
+    /// The file of the text, for messages, or what stands for it.
+    place: String,
     groups: Vec<Term>,
     conditions: Vec<Term>,
     /// Kernels that were made: the same calls are asked about again and again.
@@ -89,11 +91,14 @@ impl DataShader {
                 "it has {tensors} operands and results; a kernel has {most} at most"
             ));
         }
+        let place = entry.place();
+        let text = text::prepare(entry.text(files)?).map_err(|e| format!("{place}: {e}"))?;
         Ok(DataShader {
             op,
             origin: origin.to_owned(),
             content: content.to_owned(),
-            text: text::prepare(entry.text(files)?)?,
+            text,
+            place,
             groups: groups?,
             conditions: conditions?,
             known: Mutex::default(),
@@ -124,7 +129,8 @@ impl DataShader {
         };
         let text = format!("{}{}", constants(&bound, kernel.attrs)?, self.text);
         let tensors = self.tensors(all.cloned().collect());
-        let translated = on_large_stack(move || translate(&text, &tensors, &allowed))?;
+        let translated = on_large_stack(move || translate(&text, &tensors, &allowed));
+        let translated = translated.map_err(|e| format!("{}: {e}", self.place))?;
         Ok(Shader {
             source: translated.source,
             buffers: translated.buffers,
@@ -244,25 +250,26 @@ fn groups(terms: &[Term], sizes: &Sizes, elements: usize) -> Result<[u32; 3], St
 }
 
 /// Sizes and attributes as constants of the module.
+/// All on one line, in front of the first one of the kernel, so that messages count the lines as its file does.
 fn constants(bound: &Bound, attrs: &Attrs) -> Result<String, String> {
     let mut text = String::new();
     for (name, &value) in &bound.sizes.by_name {
         // Attributes have their own line below.
         if attrs.get(name).is_none() {
             let value = u32::try_from(value).map_err(|_| format!("'{name}' is too large for a kernel"))?;
-            let _ = writeln!(text, "const {name}: u32 = {value}u;");
+            let _ = write!(text, "const {name}: u32 = {value}u; ");
         }
     }
     for (name, attr) in attrs.iter() {
         let int = |v: &i64| i32::try_from(*v).map_err(|_| format!("the attribute '{name}' is too large for a kernel"));
         let _ = match attr {
-            Attr::Int(v) => writeln!(text, "const {name}: i32 = i32({});", int(v)?),
-            Attr::Float(v) => writeln!(text, "const {name}: f32 = {:?}f;", *v as f32),
-            Attr::Bool(v) => writeln!(text, "const {name}: bool = {v};"),
+            Attr::Int(v) => write!(text, "const {name}: i32 = i32({}); ", int(v)?),
+            Attr::Float(v) => write!(text, "const {name}: f32 = {:?}f; ", *v as f32),
+            Attr::Bool(v) => write!(text, "const {name}: bool = {v};"),
             Attr::Ints(v) if !v.is_empty() && v.len() <= MAX_VALUES => {
                 let list: Result<Vec<String>, String> = v.iter().map(|v| Ok(format!("i32({})", int(v)?))).collect();
                 let (n, list) = (v.len(), list?.join(", "));
-                writeln!(text, "const {name}: array<i32, {n}> = array<i32, {n}>({list});")
+                write!(text, "const {name}: array<i32, {n}> = array<i32, {n}>({list}); ")
             }
             _ => Ok(()),
         };
@@ -291,18 +298,12 @@ struct Translated {
 /// Reads, checks, rewrites and writes a kernel.
 fn translate(text: &str, tensors: &[Tensor], allowed: &Allowed) -> Result<Translated, String> {
     let mut module = naga::front::wgsl::parse_str(text).map_err(|e| {
-        let place = e.location(text).map(|l| {
-            let line = text
-                .lines()
-                .nth(l.line_number.saturating_sub(1) as usize)
-                .unwrap_or_default();
-            format!(" at '{}'", shortened(line.trim()))
-        });
+        let place = e.location(text).map(|l| place_of(text, l.line_number));
         format!("its kernel is not WGSL: {}{}", e.message(), place.unwrap_or_default())
     })?;
-    validate(&module)?;
+    validate(&module, text)?;
     compact(&mut module, KeepUnused::No);
-    let info = validate(&module)?;
+    let info = validate(&module, text)?;
     let found = check::check(&module, &info).map_err(|e| format!("its kernel is refused: {e}"))?;
     let mut lengths = rewrite::Lengths::new();
     let (mut used, mut written) = (Vec::new(), Vec::new());
@@ -324,7 +325,7 @@ fn translate(text: &str, tensors: &[Tensor], allowed: &Allowed) -> Result<Transl
     let (work, limit) = work_of(&module, allowed).map_err(refused)?;
     let report = rewrite::rewrite(&mut module, &info, &lengths, &work, limit).map_err(refused)?;
     rename(&mut module, &used, report);
-    let info = validate(&module)?;
+    let info = validate(&module, text)?;
     let source = write_string(&module, &info, WriterFlags::empty()).map_err(|e| format!("its kernel: {e}"))?;
     check_written(&source, used.len(), report.is_some())?;
     Ok(Translated {
@@ -369,7 +370,18 @@ fn work_of(module: &Module, allowed: &Allowed) -> Result<(Work, Limit), String> 
     Ok((work, limit))
 }
 
-fn validate(module: &Module) -> Result<ModuleInfo, String> {
+/// Where a message belongs: the line, and what is there.
+fn place_of(text: &str, line: u32) -> String {
+    let found = text.lines().nth(line.saturating_sub(1) as usize).unwrap_or_default();
+    // Constants precede the first line, which are not the author's.
+    match line {
+        0 | 1 => format!(" at line {line}"),
+        _ => format!(" at line {line}, '{}'", shortened(found.trim())),
+    }
+}
+
+/// Checks a module, which was read from a text.
+fn validate(module: &Module, source: &str) -> Result<ModuleInfo, String> {
     // The executor binds variables by their names.
     let flags = ValidationFlags::all() ^ ValidationFlags::BINDINGS;
     let validated = Validator::new(flags, Capabilities::empty()).validate(module);
@@ -380,7 +392,10 @@ fn validate(module: &Module) -> Result<ModuleInfo, String> {
             let _ = write!(text, ": {inner}");
             cause = inner.source();
         }
-        format!("its kernel is not valid: {text}")
+        // Handles of what was made while rewriting have no place.
+        let place = e.location(source).filter(|l| l.line_number > 0);
+        let place = place.map_or_else(String::new, |l| place_of(source, l.line_number));
+        format!("its kernel is not valid: {text}{place}")
     })
 }
 
@@ -484,7 +499,7 @@ fn rename(module: &mut Module, used: &[(Handle<GlobalVariable>, ShaderBuffer)], 
 fn check_written(source: &str, buffers: usize, reports: bool) -> Result<(), String> {
     let module =
         naga::front::wgsl::parse_str(source).map_err(|e| format!("its kernel cannot be written: {}", e.message()))?;
-    validate(&module)?;
+    validate(&module, source)?;
     let is_bound = |v: &GlobalVariable| {
         let own = matches!(v.space, AddressSpace::WorkGroup | AddressSpace::Private);
         !own

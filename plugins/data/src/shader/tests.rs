@@ -65,7 +65,7 @@ fn length(module: &Module, info: &ModuleInfo, function: &Function, base: Handle<
 /// Every index of the entry point is the least of something and a last one, or a constant that fits.
 fn all_bounded(source: &str) -> usize {
     let module = naga::front::wgsl::parse_str(source).expect("it is read again");
-    let info = validate(&module).expect("it is valid");
+    let info = validate(&module, source).expect("it is valid");
     let function = &module.entry_points[0].function;
     let is_fault = |base: Handle<Expression>| match function.expressions[base] {
         Expression::GlobalVariable(v) => module.global_variables[v].name.as_deref() == Some(SHADER_FAULT),

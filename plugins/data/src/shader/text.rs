@@ -46,6 +46,8 @@ fn without_comments(text: &str) -> Result<String, String> {
                 return Err("it has characters that are not ASCII outside of comments".into());
             }
             _ if depth == 0 => out.push(c),
+            // Lines stay where they are, for messages.
+            ('\n', _) => out.push(c),
             _ => {}
         }
     }
@@ -185,6 +187,11 @@ mod tests {
     fn comments_go_and_the_rest_stays() {
         let text = "a /* b /* c */ */ d // e\nf /* \u{e4} */";
         assert_eq!(prepare(text).expect("fine"), "a   d \nf  ");
+        assert_eq!(
+            prepare("a /* b\n /* c\n */\n */ d\ne").expect("fine"),
+            "a \n\n\n  d\ne",
+            "lines stay"
+        );
         assert!(prepare("a /* b").is_err());
         assert!(prepare("\u{e4}").is_err());
     }

@@ -256,6 +256,38 @@ fn kernel(body: &str) -> String {
     )
 }
 
+/// Lines are those of the author's text: constants in front of it and comments in it do not count.
+#[test]
+fn errors_of_kernels_have_their_file_and_line() {
+    let lines = "/* two\nlines */ @group(0) @binding(0) var<storage> x: array<f32>;\n\
+                 @group(0) @binding(1) var<storage, read_write> y: array<f32>;\n\
+                 // a comment\n@compute @workgroup_size(64)\n\
+                 fn main(@builtin(global_invocation_id) id: vec3<u32>) {\n  y[id.x] = WRONG;\n}\n";
+    for (wrong, what) in [("q[id.x]", "not WGSL"), ("true", "not"), ("sqrt(1u)", "not")] {
+        let text = lines.replace("WRONG", wrong);
+        let inline = format!(
+            "{}{TWICE}\n[op.wgsl]\ngroups = [1]\ntext = \'\'\'\n{text}\'\'\'\n",
+            head("placed")
+        );
+        refused(
+            "placed",
+            &inline,
+            &["the text of its kernel: its kernel is", what, "at line 7, 'y[id.x] = "],
+        );
+        let of_file = format!(
+            "{}{TWICE}\n[op.wgsl]\ngroups = [1]\nfile = \"twice.wgsl\"\n",
+            head("placed")
+        );
+        let manifest = Manifest::parse(&of_file).expect("a manifest");
+        let files = BTreeMap::from([("twice.wgsl".to_owned(), text)]);
+        let error = Plugin::new(&manifest, &files).err().expect("refused").to_string();
+        assert!(
+            error.contains("twice.wgsl: its kernel is") && error.contains("at line 7"),
+            "{error}"
+        );
+    }
+}
+
 const MAIN: &str = "@compute @workgroup_size(64)\nfn main(@builtin(global_invocation_id) id: vec3<u32>)";
 
 #[test]

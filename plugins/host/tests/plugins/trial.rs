@@ -43,6 +43,10 @@ fn its_refusal_is_a_refusal_with_its_reason() {
     let script = "echo \"error: plugin 'x': it is odd (/some/folder)\" >&2; echo '  help: none' >&2; exit 1";
     let error = tried("refuses", script, 9).expect_err("refused").to_string();
     assert!(error.contains("refuses it: it is odd (/some/folder)"), "{error}");
+    assert!(
+        error.contains("`meganeura plugins check /some/folder`") && !error.contains("report this"),
+        "{error}"
+    );
     let error = tried("silent", "exit 1", 9).expect_err("refused").to_string();
     assert!(error.contains("does not say why"), "{error}");
     // More than a pipe holds.

@@ -91,8 +91,10 @@ impl Elaborator<'_> {
         }
         if !name.contains('.') {
             let facts = FACTS.iter().map(|(n, ..)| *n).chain(PRIMITIVES.iter().map(|p| p.name));
-            let closest = meganeura_core::error::closest(name, facts);
-            let message = format!("there is no fact or function '{name}'; the closest are {closest}");
+            let message = match meganeura_core::error::names_there_are(name, facts) {
+                known if known.is_empty() => format!("there is no fact or function '{name}'; docs/rules.md lists them"),
+                known => format!("there is no fact or function '{name}'; {known}"),
+            };
             return Err(Fault::new(span, message));
         }
         let constructor = Constructor::resolve(name, self.own).map_err(|m| Fault::new(span, m))?;

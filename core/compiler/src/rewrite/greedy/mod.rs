@@ -223,7 +223,7 @@ impl Driver<'_, '_> {
                 Some(Bound::Term(term)) => Some(self.terms.origin(term)),
                 _ => None,
             });
-        let first = origins.next().unwrap_or(NodeId(0));
+        let first = origins.next().unwrap_or(NodeId::new(0));
         let named = |id: &NodeId| self.graph.nodes().get(id.index()).is_some_and(|n| n.name.is_some());
         if named(&first) {
             return first;

@@ -392,7 +392,9 @@ impl<'a> Terms<'a> {
     /// # Errors
     /// [`Refusal::Impossible`] when there is none.
     pub(super) fn leaf(&self, kind: LeafKind, number: i64) -> Result<TermId, Refusal> {
-        let found = u32::try_from(number).ok().and_then(|n| self.value(NodeId(n).into()));
+        let found = u32::try_from(number)
+            .ok()
+            .and_then(|n| self.value(NodeId::new(n).into()));
         found
             .filter(|&id| matches!(self.label(id), Label::Leaf(k, _) if *k == kind))
             .ok_or(Refusal::Impossible)

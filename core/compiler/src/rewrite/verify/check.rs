@@ -217,7 +217,7 @@ impl<'p> Case<'p> {
                 }
             }
             (Shape::Leaf(_), [Scalar::Int(number)], []) => match u32::try_from(*number) {
-                Ok(n) if self.graph.nodes().get(n as usize).is_some_and(|n| !n.is_op()) => Ok(NodeId(n).into()),
+                Ok(n) if self.graph.nodes().get(n as usize).is_some_and(|n| !n.is_op()) => Ok(NodeId::new(n).into()),
                 _ => Err(Refused::NoValue),
             },
             _ => Err(Refused::NoValue),

@@ -3,11 +3,16 @@
 //! Every message says what went wrong, with which node, tensor or file, and what to do about it
 //! (the `help:` line).
 
+mod names;
+
 use std::fmt;
 use std::panic::Location;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
+
+pub use names::{closest, names_there_are};
+use names::{edit_distance, known};
 
 use crate::shape::Shape;
 
@@ -154,7 +159,7 @@ pub enum Error {
         reason: String,
     },
     /// The session has no tensor of that name.
-    #[error("there is no {kind} named '{name}'{}", known(candidates))]
+    #[error("there is no {kind} named '{name}'{}", known(name, candidates))]
     UnknownTensor {
         /// What was looked for.
         kind: TensorKind,
@@ -164,7 +169,7 @@ pub enum Error {
         candidates: Vec<String>,
     },
     /// Data of the wrong number of elements.
-    #[error("{kind} '{name}' has shape {shape}, that is {} elements, but {found} were given{}", shape.numel(), help("give every element, in row-major order"))]
+    #[error("{kind} '{name}' has shape {shape}, that is {} elements, but {found} were {}", shape.numel(), length_help(*kind, shape.numel()))]
     WrongLength {
         /// Kind of tensor.
         kind: TensorKind,
@@ -174,6 +179,18 @@ pub enum Error {
         shape: Shape,
         /// Elements given or asked for.
         found: usize,
+    },
+    /// An array of another shape than the tensor's.
+    #[error("{kind} '{name}' has shape {shape}, but an array of shape {found:?} was given{}", shape_help(shape.dims(), found))]
+    WrongShape {
+        /// Kind of tensor.
+        kind: TensorKind,
+        /// Its name.
+        name: String,
+        /// Its shape.
+        shape: Shape,
+        /// Shape of the array.
+        found: Vec<usize>,
     },
     /// Data of the wrong element type.
     #[error("{kind} '{name}' holds {expected}, but {found} was given{}", help(remedy))]
@@ -386,15 +403,6 @@ impl Error {
     }
 }
 
-/// The known names that are most like the one given, as a list for a message.
-pub fn closest<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> String {
-    const SHOWN: usize = 5;
-    let mut known: Vec<&str> = known.collect();
-    known.sort_by_key(|k| (edit_distance(k, name), *k));
-    known.truncate(SHOWN);
-    known.join(", ")
-}
-
 /// Panics with the full report of an error: what the plain form of a `try_` method does.
 #[track_caller]
 pub fn unwrap_report<T>(result: Result<T>) -> T {
@@ -418,19 +426,31 @@ fn quoted(names: &[String]) -> String {
     quoted.join(", ")
 }
 
-fn known(candidates: &[String]) -> String {
-    const SHOWN: usize = 8;
-    if candidates.is_empty() {
-        return "; there are none of that kind".to_owned();
+/// Outputs are read, everything else is given.
+fn length_help(kind: TensorKind, elements: usize) -> String {
+    match kind {
+        TensorKind::Output => format!(
+            "asked for{}",
+            help(&format!(
+                "read it into a buffer of {elements} elements; `read_output` and `try_read_output_start` read fewer, from the \
+                 first on"
+            ))
+        ),
+        _ => format!("given{}", help("give every element, in row-major order")),
     }
-    let shown = &candidates[..candidates.len().min(SHOWN)];
-    let rest = candidates.len() - shown.len();
-    let more = if rest > 0 {
-        format!(" and {rest} more")
-    } else {
-        String::new()
-    };
-    format!("; there are {}{more}", quoted(shown))
+}
+
+fn shape_help(shape: &[usize], found: &[usize]) -> String {
+    let reversed = found.iter().rev().eq(shape);
+    help(match (reversed, found.len()) {
+        (true, 2) => {
+            "transpose it: the weights of linear layers are [inputs, outputs] here, [outputs, inputs] in PyTorch; \
+             `try_load_weights` does that by name"
+        }
+        _ => {
+            "give an array of that shape; where the order of the elements is right, `set_parameter` takes them without one"
+        }
+    })
 }
 
 fn list_missing(missing: &[MissingKernel]) -> String {
@@ -457,22 +477,6 @@ fn megabytes(bytes: usize) -> String {
     format!("{:.1} MB", bytes as f64 / 1e6)
 }
 
-/// Levenshtein distance, to propose the name that was meant.
-fn edit_distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, ca) in a.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, cb) in b.iter().enumerate() {
-            let substituted = diagonal + usize::from(ca != *cb);
-            diagonal = row[j + 1];
-            row[j + 1] = substituted.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[b.len()]
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -481,6 +485,27 @@ mod tests {
     fn the_closest_name_comes_first() {
         let e = Error::unknown_tensor(TensorKind::Parameter, "w2", ["bias", "w1", "loss"].into_iter());
         assert!(e.to_string().contains("there are 'w1'"), "{e}");
+    }
+
+    #[test]
+    fn a_length_that_is_wrong_for_reading_speaks_of_reading() {
+        let of = |kind| Error::WrongLength {
+            kind,
+            name: "0".into(),
+            shape: Shape::new(&[4, 3]).expect("small"),
+            found: 5,
+        };
+        let read = of(TensorKind::Output).to_string();
+        assert!(read.contains("12 elements, but 5 were asked for"), "{read}");
+        assert!(
+            read.contains("read it into a buffer of 12 elements") && !read.contains("give"),
+            "{read}"
+        );
+        let write = of(TensorKind::Input).to_string();
+        assert!(
+            write.contains("5 were given") && write.contains("give every element"),
+            "{write}"
+        );
     }
 
     #[test]
