@@ -1,6 +1,7 @@
 //! Budgets of memory on the command line.
 
-use super::{explained, meganeura, run};
+use super::explain::explained;
+use super::{meganeura, run};
 
 #[test]
 fn budgets_of_memory_are_kept_and_explained() {

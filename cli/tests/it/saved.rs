@@ -1,6 +1,7 @@
 //! Runs and plans that are kept in files.
 
-use super::{explained, meganeura, run};
+use super::explain::explained;
+use super::{meganeura, run};
 
 /// What a run of the digits ends with, but for its times.
 fn trained(args: &[&str]) -> Vec<serde_json::Value> {
