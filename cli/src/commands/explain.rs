@@ -1,17 +1,20 @@
 //! `meganeura explain`.
 
+use std::error::Error;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use meganeura::build::prepare;
 use meganeura::config::Config;
+use meganeura::graph::NodeKind;
 use meganeura::nn::models::{PRESETS, preset};
 use meganeura::optimize::{Fusion, OptimizeReport};
 use meganeura::plan::MemoryBudget;
 use meganeura::rewrite::{RewriteConfig, Simulated, Target};
-use meganeura::{Mode, select};
+use meganeura::{Graph, Mode, select};
 use serde_json::{Value, json};
 
+use super::onnx::{self, DimOptions};
 use super::planned::Planned;
 use super::{Outcome, kernels, page};
 use crate::output::{line, lines};
@@ -19,7 +22,7 @@ use crate::output::{line, lines};
 /// Options of `explain`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Model to explain; without one, the models are listed.
+    /// Model to explain, or an ONNX file; without one, the models are listed.
     model: Option<String>,
 
     /// Explain a training step instead of inference.
@@ -74,6 +77,9 @@ pub(crate) struct Args {
     profile: Option<usize>,
 
     #[command(flatten)]
+    dims: DimOptions,
+
+    #[command(flatten)]
     kernels: kernels::KernelArgs,
 }
 
@@ -84,10 +90,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
         }
         return Ok(ExitCode::SUCCESS);
     };
-    let Some(model) = preset(name) else {
-        let known: Vec<&str> = PRESETS.iter().map(|p| p.name).collect();
-        return Err(format!("there is no model '{name}'; there are: {}", known.join(", ")).into());
-    };
+    let (graph, rows) = subject(name, args)?;
     let settings = Config::load()?;
     let simulated = Simulated::discrete_gpu();
     let (opened, device) = if args.simulated_gpu {
@@ -105,8 +108,6 @@ pub(crate) fn run(args: &Args) -> Outcome {
         ..plain.clone()
     };
     let mode = if args.train { Mode::Training } else { Mode::Inference };
-    let rows = args.seq.unwrap_or(model.rows);
-    let graph = model.graph(rows);
     let (rewritten, report) = prepare(&graph, mode, target, &config, None)?;
     let what = if args.train { "training step" } else { "inference" };
     let planned = match &opened {
@@ -150,6 +151,35 @@ pub(crate) fn run(args: &Args) -> Outcome {
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The graph of a name or file, and its rows.
+fn subject(name: &str, args: &Args) -> Result<(Graph, usize), Box<dyn Error>> {
+    if onnx::is_file(name) {
+        if args.train || args.seq.is_some() {
+            return Err("--train and --seq are not for ONNX files; see --dim".into());
+        }
+        let graph = onnx::graph(name, &args.dims)?;
+        // The first dimension of the first input.
+        let input = graph
+            .node_ids()
+            .find(|id| matches!(graph.nodes()[id.index()].kind, NodeKind::Input));
+        let rows = input.and_then(|id| graph.shape(id).first().copied()).unwrap_or(1);
+        return Ok((graph, rows));
+    }
+    let Some(model) = preset(name) else {
+        let known: Vec<&str> = PRESETS.iter().map(|p| p.name).collect();
+        return Err(format!(
+            "there is no model '{name}', and it is no ONNX file; there are: {}",
+            known.join(", ")
+        )
+        .into());
+    };
+    if args.dims.any() {
+        return Err(format!("--dim and --set are for ONNX files, which '{name}' is not").into());
+    }
+    let rows = args.seq.unwrap_or(model.rows);
+    Ok((model.graph(rows), rows))
 }
 
 /// Fusions by rule: how often, how much time they save, and the first nodes.

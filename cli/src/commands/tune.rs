@@ -23,8 +23,8 @@ use crate::output::{line, notice};
 /// Options of `tune`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Workloads whose matmuls, reductions and attention to tune: models of `meganeura explain`, and matmuls such as
-    /// 4096x4096x4096 (m, n, k).
+    /// Workloads whose matmuls, reductions and attention to tune: models of `meganeura explain`, ONNX files, and matmuls such
+    /// as 4096x4096x4096 (m, n, k).
     #[arg(value_name = "WORKLOAD")]
     workload: Vec<String>,
 

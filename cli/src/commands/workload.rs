@@ -5,6 +5,7 @@ use meganeura::nn::models::{LogitsOf, PRESETS, Preset, preset};
 use meganeura::{DType, Graph, Mode};
 
 use super::language::storage;
+use super::onnx::{self, DimOptions};
 
 /// How models are run.
 #[derive(Debug, clap::Args)]
@@ -34,6 +35,9 @@ pub(crate) struct ModelOptions {
     #[arg(long, value_name = "f32|f16|q8|q4", requires = "cache", value_parser = storage, default_value = "f32")]
     pub(super) weights: WeightStorage,
 
+    #[command(flatten)]
+    pub(super) dims: DimOptions,
+
     /// Storage type of matmul operands.
     #[arg(long, value_name = "f32|f16|bf16", conflicts_with = "suite", value_parser = operands, default_value = "f32")]
     pub(super) operands: DType,
@@ -58,6 +62,12 @@ impl ModelOptions {
     /// # Errors
     /// There is no such model, or options that it does not have.
     pub(super) fn workload(&self, name: &str) -> Result<Workload, String> {
+        if onnx::is_file(name) {
+            return self.imported(name);
+        }
+        if self.dims.any() {
+            return Err(format!("--dim and --set are for ONNX files, which '{name}' is not"));
+        }
         if let Some(model) = preset(name) {
             if self.operands != DType::F32 {
                 return Err(format!(
@@ -81,7 +91,7 @@ impl ModelOptions {
         let [Some(m), Some(n), Some(k)] = sizes[..] else {
             let known: Vec<&str> = PRESETS.iter().map(|p| p.name).collect();
             return Err(format!(
-                "there is no model '{name}', and it is no matmul such as 512x512x512; the models are: {}",
+                "there is no model '{name}', and it is neither an ONNX file nor a matmul such as 512x512x512; the models are: {}",
                 known.join(", ")
             ));
         };
@@ -103,6 +113,20 @@ impl ModelOptions {
             graph,
             mode: Mode::Inference,
             flops: Some(2.0 * m as f64 * n as f64 * k as f64),
+        })
+    }
+
+    /// An ONNX model.
+    fn imported(&self, path: &str) -> Result<Workload, String> {
+        if self.train || self.seq.is_some() || self.cache.is_some() || self.operands != DType::F32 {
+            return Err(format!(
+                "--train, --seq, --cache and --operands are not for ONNX files such as '{path}'; see --dim"
+            ));
+        }
+        Ok(Workload {
+            graph: onnx::graph(path, &self.dims).map_err(|e| e.to_string())?,
+            mode: Mode::Inference,
+            flops: None,
         })
     }
 

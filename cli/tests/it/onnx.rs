@@ -217,3 +217,18 @@ fn a_trained_classifier_is_exported_and_predicts_the_same() {
         }
     }
 }
+
+#[test]
+fn models_of_files_are_explained_and_measured() {
+    let model = model("convnet");
+    let (code, out, err) = call(&["explain", &model, "--dim", "batch=2", "--device", "cpu"]);
+    assert_eq!(code, Some(0), "{err}");
+    assert!(out.contains("inference, 2 rows") && out.contains("Plan: "), "{out}");
+    let (code, out, err) = call(&["bench", &model, "--dim", "batch=2", "--device", "cpu", "--steps", "2", "--json"]);
+    assert_eq!(code, Some(0), "{err}");
+    assert!(out.contains("\"step_ms\""), "{out}");
+    let (_, _, err) = call(&["bench", &model, "--train", "--dim", "batch=2", "--device", "cpu"]);
+    assert!(err.contains("not for ONNX files"), "{err}");
+    let (_, _, err) = call(&["explain", "mlp", "--dim", "batch=2"]);
+    assert!(err.contains("--dim and --set are for ONNX files"), "{err}");
+}

@@ -31,7 +31,7 @@ const CLASSES: u32 = 2;
 /// Options of `bench`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Workloads: models of `meganeura explain`, and matmuls such as 4096x4096x4096 (m, n, k).
+    /// Workloads: models of `meganeura explain`, ONNX files, and matmuls such as 4096x4096x4096 (m, n, k).
     #[arg(required_unless_present = "suite", conflicts_with = "suite", value_name = "WORKLOAD")]
     workload: Vec<String>,
 

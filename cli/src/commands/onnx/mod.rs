@@ -30,7 +30,7 @@ const BROKEN: u8 = 2;
 
 /// Sizes of a model's open dimensions.
 #[derive(Debug, clap::Args)]
-struct DimOptions {
+pub(super) struct DimOptions {
     /// Size of a dimension that the model leaves open, by its name; one without a name is INPUT.AXIS (`x.0`). May be repeated.
     #[arg(long = "dim", value_name = "NAME=SIZE", value_parser = dim)]
     dims: Vec<(String, usize)>,
@@ -59,7 +59,24 @@ fn dim(text: &str) -> std::result::Result<(String, usize), String> {
     Ok((name.to_owned(), size))
 }
 
+/// Whether a workload's name is that of an ONNX file.
+pub(super) fn is_file(name: &str) -> bool {
+    name.ends_with(".onnx")
+}
+
+/// The graph of a file, for commands that measure or explain it.
+pub(super) fn graph(path: &str, options: &DimOptions) -> Result<meganeura::Graph> {
+    let model = Model::open(path)?;
+    options.check(&model)?;
+    Ok(model.import(&options.import_options(&model)?)?.graph)
+}
+
 impl DimOptions {
+    /// Whether an option is given.
+    pub(super) fn any(&self) -> bool {
+        !self.dims.is_empty() || !self.constants.is_empty()
+    }
+
     fn dims(&self) -> Dims {
         self.dims
             .iter()
