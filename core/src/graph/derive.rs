@@ -1,8 +1,10 @@
 //! What passes need to build one graph from another.
 
+use std::collections::HashMap;
 use std::panic::Location;
 
 use super::{Effect, Graph, Node, NodeId, NodeKind, Provenance, Value};
+use crate::error::{Error, Result};
 
 impl Graph {
     /// Runs `build` with every new node inheriting this name and location, as passes do that
@@ -68,6 +70,73 @@ impl Graph {
         let new = self.push_raw(Node { inputs, ..node.clone() });
         self.register_leaf(new);
         new
+    }
+
+    /// Adds the nodes that the results of another graph need, and gives those results here. An input of `other` that
+    /// `feeds` names is that value; other leaves are added with their names, which must be free here.
+    ///
+    /// # Errors
+    /// What [`Graph::verify`] finds in `other`; a feed of another type than its input, or whose name is none of `other`'s
+    /// inputs; effects and gradients, which belong to a graph as a whole.
+    pub fn splice(&mut self, other: &Graph, feeds: &[(&str, Value)]) -> Result<Vec<Value>> {
+        other.verify()?;
+        if !other.effects.is_empty() || !other.gradients.is_empty() {
+            return Err(Error::graph(
+                "a graph that writes state or has gradients cannot be added to another",
+                "differentiate the whole graph, and write its state there",
+            ));
+        }
+        let mut map: HashMap<Value, Value> = HashMap::new();
+        for (name, value) in feeds {
+            let input = other
+                .leaf_named(name)
+                .filter(|id| matches!(other.nodes[id.index()].kind, NodeKind::Input));
+            let Some(input) = input else {
+                return Err(Error::graph(
+                    format!("the graph has no input '{name}'"),
+                    "feed its inputs by their names",
+                ));
+            };
+            if other.ty(input) != self.ty(*value) {
+                return Err(Error::graph(
+                    format!(
+                        "input '{name}' is {:?}, and {:?} is fed",
+                        other.ty(input),
+                        self.ty(*value)
+                    ),
+                    "feed a value of the same type and shape",
+                ));
+            }
+            map.insert(input.into(), *value);
+        }
+        for id in other.topological_order()? {
+            if map.contains_key(&id.into()) {
+                continue;
+            }
+            let node = &other.nodes[id.index()];
+            let taken = node
+                .name
+                .as_deref()
+                .filter(|name| node.is_named_leaf() && self.leaf_names.contains_key(*name));
+            if let Some(name) = taken {
+                return Err(Error::graph(
+                    format!("both graphs have a {} '{name}'", node.kind.noun()),
+                    "feed the input, or give one of them another name",
+                ));
+            }
+            let inputs = node.inputs.iter().map(|v| map[v]).collect();
+            let new = self.copy_node(other, id, inputs);
+            for value in other.values(id) {
+                map.insert(
+                    value,
+                    Value {
+                        node: new,
+                        port: value.port,
+                    },
+                );
+            }
+        }
+        Ok(other.outputs.iter().map(|v| map[v]).collect())
     }
 
     /// Gives a node without a name the name and place of an equal one.

@@ -18,3 +18,4 @@ mod rejections_attention;
 mod rejections_basic;
 mod rejections_nn;
 mod signatures;
+mod splice;

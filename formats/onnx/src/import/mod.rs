@@ -4,108 +4,32 @@
 mod call;
 mod inputs;
 mod operand;
+mod result;
 
 use std::collections::{BTreeSet, HashMap};
 
-use meganeura_core::Session;
 use meganeura_core::graph::{Graph, Value};
 
 use crate::attributes::Attributes;
 use crate::element::ElementType;
 use crate::error::{Error, Issue, IssueKind, Result};
-use crate::model::{Dims, Model, domain};
+use crate::model::{Model, domain};
 use crate::ops::{self, OnnxOp};
 use crate::preflight::Report;
 use crate::proto::{FunctionProto, GraphProto, NodeProto, OperatorSetIdProto, TensorProto};
 use crate::read::{ReadError, read_tensor};
-use crate::tensor::Tensor;
 
 pub use call::Call;
 pub(crate) use call::normalize_axis;
 pub use operand::Operand;
 pub(crate) use operand::{Known, Source};
+pub use result::{Import, ImportOptions, Parameter, TensorInfo};
 
 /// Functions and branches inside of one another.
 const MAX_DEPTH: usize = 64;
 
 /// Nodes after functions are expanded and loops unrolled.
 pub(crate) const MAX_NODES: usize = 1 << 20;
-
-/// How a model is imported.
-#[derive(Clone, Debug, Default)]
-pub struct ImportOptions {
-    /// Sizes of the dimensions that the model leaves open.
-    pub dims: Dims,
-    /// Parameters whose names match one of these patterns are not trained; `*` stands for any characters.
-    pub freeze: Vec<String>,
-    /// Inputs that are constants, by name; the graph does not have them as inputs.
-    pub constants: HashMap<String, Tensor>,
-}
-
-impl ImportOptions {
-    /// With these dimensions, and everything else as the model says.
-    pub fn new(dims: Dims) -> Self {
-        ImportOptions {
-            dims,
-            ..ImportOptions::default()
-        }
-    }
-}
-
-/// An input or result of an imported graph.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TensorInfo {
-    /// Its name in the model and, if it is an input, in the graph.
-    pub name: String,
-    /// Element type in the model; the graph's is [`ElementType::dtype`].
-    pub element: ElementType,
-    /// Dimensions.
-    pub dims: Vec<usize>,
-}
-
-/// A parameter of an imported graph with its value.
-#[derive(Clone, Debug)]
-pub struct Parameter {
-    /// Its name in the graph, which is that of the file.
-    pub name: String,
-    /// Its value.
-    pub tensor: std::sync::Arc<Tensor>,
-}
-
-/// A model as a graph.
-#[derive(Clone, Debug)]
-pub struct Import {
-    /// The graph. Result `i` is output `i` of the model.
-    pub graph: Graph,
-    /// Its inputs, in the order of the model.
-    pub inputs: Vec<TensorInfo>,
-    /// Its results.
-    pub outputs: Vec<TensorInfo>,
-    /// Its parameters, which are zero until [`Import::set_parameters`] sets them.
-    pub parameters: Vec<Parameter>,
-    /// What is not computed exactly as the model says, such as `f64` in `f32`.
-    pub notes: Vec<String>,
-}
-
-impl Import {
-    /// Sets the parameters of a session of the graph.
-    ///
-    /// # Errors
-    /// As [`Session::try_set_parameter_bytes`]. A parameter that rewriting left out of the plan is none.
-    pub fn set_parameters(&self, session: &mut Session) -> Result<()> {
-        let planned: BTreeSet<String> = session
-            .plan()
-            .parameters()
-            .into_iter()
-            .map(|p| p.name.clone())
-            .collect();
-        for parameter in self.parameters.iter().filter(|p| planned.contains(&p.name)) {
-            let bytes = parameter.tensor.graph_bytes().map_err(Error::Input)?;
-            session.try_set_parameter_bytes(&parameter.name, &bytes)?;
-        }
-        Ok(())
-    }
-}
 
 /// Imports a model, or reports everything that is in the way.
 pub(crate) fn import(model: &Model, options: &ImportOptions) -> Result<Import> {
