@@ -63,11 +63,11 @@ impl Tokenizer {
     /// # Errors
     /// Fewer tokens than bytes and the mark take; what the tokenizer says.
     pub fn train(text: &str, vocab: usize) -> Result<Self> {
-        const LEAST: usize = 257;
-        if vocab < LEAST {
+        const MIN_VOCABULARY: usize = 257;
+        if vocab < MIN_VOCABULARY {
             return Err(Error::misuse(
                 format!("a vocabulary of {vocab} tokens has no room for every byte"),
-                format!("use at least {LEAST}"),
+                format!("use at least {MIN_VOCABULARY}"),
             ));
         }
         let mut trainer = TrainerWrapper::BpeTrainer(

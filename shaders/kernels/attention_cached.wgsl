@@ -43,7 +43,7 @@ const VALUES_TOGETHER: u32 = 8u;
 const PIECES: u32 = (VECTORS + SHARING - 1u) / SHARING;
 const KEYS_TOGETHER: u32 = max(1u, min(2u, 16u / PIECES));
 const KEY_STEP: u32 = THREADS / SHARING;
-const LEAST: f32 = -3.4028234e38;
+const MIN_F32: f32 = -3.4028234e38;
 const i: u32 = 0u; // indices of repeats
 const p: u32 = 0u;
 
@@ -187,7 +187,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         if (local < VECTORS) {
             found_sums[group_number * VECTORS + local] = vec4<f32>();
         }
-        store_numbers(group_number, local, LEAST, 0.0);
+        store_numbers(group_number, local, MIN_F32, 0.0);
         return;
     }
     // @end
@@ -195,7 +195,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let piece = min(local % ACROSS, VECTORS - 1u);
     let part = local / ACROSS;
     let first_key = local / SHARING;
-    var greatest = LEAST;
+    var greatest = MIN_F32;
     var total = 0.0;
     var sum = vec4<f32>();
     var tile = start;

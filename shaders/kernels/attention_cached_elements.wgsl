@@ -20,7 +20,7 @@ const POSITIONS: u32 = ROWS_K + 1u - ROWS_Q;
 const THREADS: u32 = 64u;
 // Elements of a thread, the last one perhaps behind the head.
 const PARTS: u32 = (HEAD_DIM + THREADS - 1u) / THREADS;
-const LEAST: f32 = -3.4028234e38;
+const MIN_F32: f32 = -3.4028234e38;
 
 var<storage, read> q: array<f32>;
 var<storage, read> k: array<f32>;
@@ -87,13 +87,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         query[e] = load_q(own + e);
     }
     var sums: array<f32, PARTS>;
-    var greatest = LEAST;
+    var greatest = MIN_F32;
     var total = 0.0;
     workgroupBarrier();
     for (var tile = start; tile < end; tile += THREADS) {
         let count = min(end - tile, THREADS);
         let key = tile + local;
-        var score = LEAST;
+        var score = MIN_F32;
         if (local < count) {
             var product = 0.0;
             for (var e = 0u; e < HEAD_DIM; e += 1u) {

@@ -44,7 +44,7 @@ const PARTS: u32 = 16u;
 const VALUES_TOGETHER: u32 = 8u;
 const KEYS_TOGETHER: u32 = 2u;
 const KEY_STEP: u32 = 64u;
-const LEAST: f32 = -3.4028234e38;
+const MIN_F32: f32 = -3.4028234e38;
 var<workgroup> partial: array<f32, SHARING * KEYS>;
 var<workgroup> folded: array<vec4<f32>, THREADS>;
 var<workgroup> few: array<f32, FEW>;
@@ -149,14 +149,14 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         if (local < VECTORS) {
             found_sums[group_number * VECTORS + local] = vec4<f32>();
         }
-        store_numbers(group_number, local, LEAST, 0.0);
+        store_numbers(group_number, local, MIN_F32, 0.0);
         return;
     }
     let slot = local % SHARING;
     let piece = min(local % ACROSS, VECTORS - 1u);
     let part = local / ACROSS;
     let first_key = local / SHARING;
-    var greatest = LEAST;
+    var greatest = MIN_F32;
     var total = 0.0;
     var sum = vec4<f32>();
     var tile = start;

@@ -23,7 +23,7 @@ const POSITIONS: u32 = 512u;
 const THREADS: u32 = 64u;
 // Elements of a thread, the last one perhaps behind the head.
 const PARTS: u32 = 1u;
-const LEAST: f32 = -3.4028234e38;
+const MIN_F32: f32 = -3.4028234e38;
 var<workgroup> query: array<f32, HEAD_DIM>;
 var<workgroup> scores: array<f32, THREADS>;
 fn load_q(index: u32) -> f32 {
@@ -63,13 +63,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         query[e] = load_q(own + e);
     }
     var sums: array<f32, PARTS>;
-    var greatest = LEAST;
+    var greatest = MIN_F32;
     var total = 0.0;
     workgroupBarrier();
     for (var tile = start; tile < end; tile += THREADS) {
         let count = min(end - tile, THREADS);
         let key = tile + local;
-        var score = LEAST;
+        var score = MIN_F32;
         if (local < count) {
             var product = 0.0;
             for (var e = 0u; e < HEAD_DIM; e += 1u) {

@@ -8,7 +8,7 @@ use meganeura::random::SplitMix64;
 /// Notes the largest allocation of the process, and the most memory that it has at a time.
 pub(crate) struct Largest;
 
-static LARGEST: AtomicUsize = AtomicUsize::new(0);
+static MAX_ALLOCATION: AtomicUsize = AtomicUsize::new(0);
 static NOW: AtomicUsize = AtomicUsize::new(0);
 static MAX: AtomicUsize = AtomicUsize::new(0);
 /// What was there when counting began.
@@ -17,7 +17,7 @@ static BEFORE: AtomicUsize = AtomicUsize::new(0);
 // SAFETY: forwards to the system's allocator; counting has no other effect.
 unsafe impl GlobalAlloc for Largest {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        LARGEST.fetch_max(layout.size(), Ordering::Relaxed);
+        MAX_ALLOCATION.fetch_max(layout.size(), Ordering::Relaxed);
         let now = NOW.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
         MAX.fetch_max(now, Ordering::Relaxed);
         // SAFETY: forwarded.
@@ -33,7 +33,7 @@ unsafe impl GlobalAlloc for Largest {
 impl Largest {
     /// Begins anew.
     pub(crate) fn forget() {
-        LARGEST.store(0, Ordering::Relaxed);
+        MAX_ALLOCATION.store(0, Ordering::Relaxed);
         let now = NOW.load(Ordering::Relaxed);
         BEFORE.store(now, Ordering::Relaxed);
         MAX.store(now, Ordering::Relaxed);
@@ -41,7 +41,7 @@ impl Largest {
 
     /// Bytes of the largest allocation since then.
     pub(crate) fn seen() -> usize {
-        LARGEST.load(Ordering::Relaxed)
+        MAX_ALLOCATION.load(Ordering::Relaxed)
     }
 
     /// Most bytes at a time since then, beside those that were there before.

@@ -109,9 +109,9 @@ impl ModelArgs {
 
     /// The model with a cache of so many rows, or of those that were asked for.
     pub(super) fn generator(&self, folder: &Path, context: usize, needed: usize) -> Result<Generator> {
-        const LEAST: usize = 512;
+        const MIN_ROWS: usize = 512;
         // Powers of two, so that prompts of similar lengths have one plan.
-        let usual = needed.checked_next_power_of_two().unwrap_or(needed).max(LEAST);
+        let usual = needed.checked_next_power_of_two().unwrap_or(needed).max(MIN_ROWS);
         let options = GeneratorOptions {
             device: self.device.clone(),
             capacity: Some(self.cache.unwrap_or(usual.min(context))),

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// Load that a device has at least.
-const LEAST: Duration = Duration::from_millis(500);
+const MIN_DURATION: Duration = Duration::from_millis(500);
 /// Load after which it is taken as it is.
 const MAX: Duration = Duration::from_secs(3);
 /// Times of such spans are compared with each other.
@@ -41,7 +41,7 @@ pub fn warm_up<E>(mut batch: impl FnMut() -> Result<Duration, E>) -> Result<Dura
             continue;
         }
         let is_steady = best >= before * (1.0 - RISE);
-        if (total >= LEAST && is_steady) || total >= MAX {
+        if (total >= MIN_DURATION && is_steady) || total >= MAX {
             return Ok(total);
         }
         (before, best, span) = (best, f64::INFINITY, Duration::ZERO);

@@ -26,8 +26,8 @@ pub fn names_there_are<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> 
 
 /// Whether one name may be a slip for another: a third of its last part differs at most, or one is a part of the other.
 fn is_close(name: &str, known: &str) -> bool {
-    const LEAST_PART: usize = 3;
-    let part = |a: &str, b: &str| a.len() >= LEAST_PART && b.contains(a);
+    const MIN_PART: usize = 3;
+    let part = |a: &str, b: &str| a.len() >= MIN_PART && b.contains(a);
     // What all names begin with, such as `core.`, makes none of them alike.
     let last = name.rsplit('.').next().unwrap_or(name);
     let allowed = (last.chars().count() / 3).max(1);

@@ -14,7 +14,7 @@ pub(super) struct BceWithLogitsLoss;
 /// Logarithms are not taken to be below this, so that a certain prediction that is wrong has a finite loss.
 const LOG_LIMIT: f64 = -100.0;
 /// Least denominator of the derivative by a probability.
-const LEAST_VARIANCE: f64 = 1e-12;
+const MIN_VARIANCE: f64 = 1e-12;
 
 impl Operator for BceLoss {
     fn name(&self) -> &'static str {
@@ -49,7 +49,7 @@ impl Operator for BceLoss {
             let one = cx.scalar_of(dtype, 1.0);
             let rest = cx.sub(one, p);
             let variance = cx.mul(p, rest);
-            let least = cx.scalar_of(dtype, LEAST_VARIANCE);
+            let least = cx.scalar_of(dtype, MIN_VARIANCE);
             let variance = cx.max(variance, least);
             let difference = cx.sub(p, t);
             let slope = cx.div(difference, variance);

@@ -17,9 +17,9 @@ const MAX_COMBINATIONS: usize = 24;
 /// Sizes that are thrown for a call.
 const TRIES: usize = 60;
 /// Elements of the largest operand.
-const LARGEST_OPERAND: usize = 1 << 16;
+const MAX_OPERAND: usize = 1 << 16;
 /// Largest size that conditions give an idea of.
-const LARGEST_HINT: i64 = 4096;
+const MAX_HINT: i64 = 4096;
 /// Most that evaluating the decomposition of a call may take: all are evaluated wherever a device tries the kernel.
 const MAX_EXTENT: Extent = Extent {
     elements: 1 << 21,
@@ -104,7 +104,7 @@ impl DataOp {
         }
         let mut sample = Sample::new("", inputs, attrs.clone());
         let types = sample.input_types()?;
-        if types.iter().any(|ty| ty.numel() > LARGEST_OPERAND) {
+        if types.iter().any(|ty| ty.numel() > MAX_OPERAND) {
             return Err("its operands are too large to be tried".into());
         }
         self.definition.bind(attrs, &types)?;
@@ -130,7 +130,7 @@ impl DataOp {
         sizes.rest = dice.shape(rest, most.min(5));
         let around = |n: i64| [n.saturating_sub(1), n, n.saturating_add(1), n.saturating_mul(2)];
         let hints: Vec<i64> = self.definition.numbers().into_iter().flat_map(around).collect();
-        let hints: Vec<i64> = hints.into_iter().filter(|n| (1..=LARGEST_HINT).contains(n)).collect();
+        let hints: Vec<i64> = hints.into_iter().filter(|n| (1..=MAX_HINT).contains(n)).collect();
         for name in self.definition.inputs.iter().flat_map(|i| i.shape.names()) {
             if !sizes.by_name.contains_key(name) {
                 let size = match !hints.is_empty() && dice.below(2) == 0 {

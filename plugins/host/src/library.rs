@@ -20,7 +20,7 @@ const MAX_MESSAGE: usize = 4096;
 /// Longest chain of extensions.
 const MAX_EXTENSIONS: usize = 64;
 /// Largest table that makes sense.
-const LARGEST_TABLE: usize = 1 << 16;
+const MAX_TABLE: usize = 1 << 16;
 /// Bytes of the tables of the first version.
 const FIRST_TABLE: usize = 144;
 
@@ -208,7 +208,7 @@ impl Plugin {
         }
         // SAFETY: the first field is there whatever the version.
         let size = unsafe { (*status).struct_size };
-        if (size as usize) < size_of::<abi::Status>() || size as usize > LARGEST_TABLE {
+        if (size as usize) < size_of::<abi::Status>() || size as usize > MAX_TABLE {
             return Err(unusable(format!("it returned a status that says to have {size} bytes")));
         }
         // SAFETY: it has all fields, and the texts end.
@@ -320,7 +320,7 @@ unsafe fn check_table(table: *const abi::Plugin) -> Result<abi::Plugin, Refusal>
     }
     // SAFETY: the first field is there whatever the version.
     let size = unsafe { (*table).struct_size } as usize;
-    if !(FIRST_TABLE..=LARGEST_TABLE).contains(&size) {
+    if !(FIRST_TABLE..=MAX_TABLE).contains(&size) {
         return refuse(format!("its table says to have {size} bytes"), REBUILD);
     }
     // SAFETY: all zeros are a table without functions.

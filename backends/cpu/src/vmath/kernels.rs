@@ -124,8 +124,8 @@ pub(crate) fn exp<const FMA: bool>(x: f32) -> f32 {
 /// Below -87.3, where normal numbers end, it is 0.
 #[inline(always)]
 pub(crate) fn exp_nonpositive<const FMA: bool>(x: f32) -> f32 {
-    const LEAST: f32 = -87.3;
-    let bounded = if x < LEAST { LEAST } else { x };
+    const MIN_EXPONENT: f32 = -87.3;
+    let bounded = if x < MIN_EXPONENT { MIN_EXPONENT } else { x };
     let shifted = mul_add::<FMA>(bounded, std::f32::consts::LOG2_E, ROUND);
     let n = shifted - ROUND;
     let scale = power_of_two((shifted.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32));
@@ -133,19 +133,19 @@ pub(crate) fn exp_nonpositive<const FMA: bool>(x: f32) -> f32 {
     let r = mul_add::<FMA>(n, -LN2_LO, r);
     let tail = poly::<FMA, 5>(r, &coeffs::EXP) * r;
     let y = (mul_add::<FMA>(tail, r, r) + 1.0) * scale;
-    if x < LEAST { 0.0 } else { y }
+    if x < MIN_EXPONENT { 0.0 } else { y }
 }
 
 /// `e^(hi + lo)` where `lo` is a small correction, for `hi` that is not positive; underflow is gradual.
 #[inline(always)]
 fn exp_gradual<const FMA: bool>(hi: f32, lo: f32) -> f32 {
     // Below this bound the result is 0.
-    const LEAST: f32 = -105.0;
+    const MIN_EXPONENT: f32 = -105.0;
     // The power of two is built larger by 2^64, so that it is a normal number; the factor that undoes it does the
     // only rounding.
     const RAISED: i32 = 64;
     const LOWERED: f32 = 1.0 / (1u128 << RAISED) as f32;
-    let bounded = if hi < LEAST { LEAST } else { hi };
+    let bounded = if hi < MIN_EXPONENT { MIN_EXPONENT } else { hi };
     let shifted = mul_add::<FMA>(bounded, std::f32::consts::LOG2_E, ROUND);
     let n = shifted - ROUND;
     let scale = power_of_two((shifted.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32 - RAISED));

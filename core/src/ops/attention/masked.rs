@@ -10,7 +10,7 @@ use crate::shape::TensorType;
 /// Below every score that means something, and finite, so that a difference with minus infinity exists.
 const LOWEST: f64 = -1e30;
 /// Less than the sum of the exponentials of a query that sees any key, which is at least 1, and more than 0.
-const LEAST_SUM: f64 = 0.5;
+const MIN_SUM: f64 = 0.5;
 
 impl Graph {
     /// [`Graph::attention`] with a mask that broadcasts to `[batch..., num_heads, rows_q, rows_k]`: an additive one of the
@@ -158,7 +158,7 @@ fn visible_softmax(g: &mut Graph, scores: NodeId) -> NodeId {
     let shifted = g.sub(scores, max);
     let e = g.exp(shifted);
     let sum = g.sum(e, &[-1], true);
-    let least = g.scalar(LEAST_SUM as f32);
+    let least = g.scalar(MIN_SUM as f32);
     let sum = g.max(sum, least);
     g.div(e, sum)
 }

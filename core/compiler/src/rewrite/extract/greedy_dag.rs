@@ -7,7 +7,7 @@ use super::flat::{Flat, NONE};
 use super::walk::walk;
 
 /// Classes above which the sets of the greedy DAG choice would take too much memory.
-const LARGEST: usize = 8192;
+const MAX_CLASSES: usize = 8192;
 /// Words of sets that it may touch.
 const WORDS: usize = 1 << 23;
 /// Repairs after which all exclusive sets are done without.
@@ -125,7 +125,7 @@ fn tree(flat: &Flat, alive: &[bool]) -> Vec<u32> {
 fn dag(flat: &Flat, alive: &[bool]) -> Vec<u32> {
     let n = flat.len();
     let mut chosen = vec![NONE; n];
-    if n > LARGEST {
+    if n > MAX_CLASSES {
         return chosen;
     }
     let width = n.div_ceil(64);

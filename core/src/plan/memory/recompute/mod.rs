@@ -137,7 +137,7 @@ enum Reached {
 }
 
 /// Searches for the least budget end where what is not known is a smaller part of it than one of so many.
-const LEAST_PARTS: usize = 50;
+const MIN_PARTS: usize = 50;
 
 impl Fitting<'_> {
     /// The least budget that is reached when asked for, between one that is not and one that may be. A search takes
@@ -146,7 +146,7 @@ impl Fitting<'_> {
         while let Reached::Least(more) = self.fit(least)? {
             least = more.max(least + ALIGNMENT);
         }
-        while least - not > least / LEAST_PARTS {
+        while least - not > least / MIN_PARTS {
             let between = not + (least - not) / 2;
             match self.fit(between)? {
                 Reached::Fits(_) => least = between,

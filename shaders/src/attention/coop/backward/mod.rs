@@ -15,7 +15,7 @@ const DOWN: usize = 2;
 /// Subgroups along the columns of a product, and rows of tiles of columns: the first for which there is room.
 const SHAPES: [[usize; 2]; 4] = [[2, 4], [2, 2], [1, 4], [1, 2]];
 /// Scratch with the largest number of each tile of queries, as bits; behind it come the parts of grouped heads.
-const LARGEST: usize = 0;
+const ROW_MAX: usize = 0;
 
 /// A call cut into tiles of rows.
 #[derive(Clone, Copy)]
@@ -66,7 +66,7 @@ fn tilings(config: &CoopConfig, dims: AttentionDims, side: Side) -> [Tiling; SHA
 /// The launches for a call.
 pub(in super::super) fn compile(cx: &CompileCx, [queries, keys]: &[Tiling; 2]) -> Result<Compiled, String> {
     let dims = &queries.dims;
-    let parts = Parts::of(dims, LARGEST + 1);
+    let parts = Parts::of(dims, ROW_MAX + 1);
     let mut launches = vec![queries.launch(cx, &parts)?, keys.launch(cx, &parts)?];
     let mut scratch = vec![4 * queries.groups()];
     if !parts.is_empty() {
@@ -184,7 +184,7 @@ impl Tiling {
             .template(file, &mut module, dims)
             .sizes([("BESIDE", self.beside), ("COLUMN_TILES", self.column_tiles)]);
         let template = loading(template, &mut module, dims);
-        module.bind("left", cx.scratch(LARGEST));
+        module.bind("left", cx.scratch(ROW_MAX));
         let template = match self.side {
             Side::Queries => template.body("store", store_body(&mut module, dims, Target::Output(0))),
             Side::Keys => template
