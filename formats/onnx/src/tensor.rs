@@ -207,6 +207,17 @@ impl Tensor {
         Ok(bytes)
     }
 
+    /// A finite element that `f32` does not have.
+    pub(crate) fn beyond_f32(&self) -> Option<f64> {
+        match &self.data {
+            Data::F64(data) => data
+                .iter()
+                .copied()
+                .find(|v| v.is_finite() && (*v as f32).is_infinite()),
+            _ => None,
+        }
+    }
+
     /// The elements as a graph's constant. Integers beyond 32 bits, which stand for "to the end", saturate.
     pub(crate) fn to_constant(&self) -> Option<ConstantData> {
         let (low, high) = match self.element.dtype() {
