@@ -6,6 +6,7 @@ mod control;
 mod conv;
 mod elementwise;
 mod fold;
+mod fourier;
 mod index;
 mod layout;
 mod loss;
@@ -16,6 +17,7 @@ mod quantized;
 mod recurrent;
 mod reduce;
 mod resize;
+mod sample;
 mod signal;
 mod slice;
 mod softmax;
@@ -117,12 +119,13 @@ const fn ms(name: &'static str, build: Build) -> OnnxOp {
 }
 
 /// This crate's tables.
-const FAMILIES: [&[OnnxOp]; 18] = [
+const FAMILIES: [&[OnnxOp]; 20] = [
     activation::OPS,
     attention::OPS,
     control::OPS,
     conv::OPS,
     elementwise::OPS,
+    fourier::OPS,
     index::OPS,
     layout::OPS,
     loss::OPS,
@@ -133,6 +136,7 @@ const FAMILIES: [&[OnnxOp]; 18] = [
     recurrent::OPS,
     reduce::OPS,
     resize::OPS,
+    sample::OPS,
     signal::OPS,
     slice::OPS,
     softmax::OPS,
