@@ -8,6 +8,7 @@ mod elementwise;
 mod fold;
 mod fourier;
 mod index;
+mod known;
 mod layout;
 mod loss;
 mod matmul;
@@ -21,6 +22,8 @@ mod sample;
 mod signal;
 mod slice;
 mod softmax;
+mod state;
+mod unpool;
 mod window;
 
 use crate::import::{Call, Operand};
@@ -119,7 +122,7 @@ const fn ms(name: &'static str, build: Build) -> OnnxOp {
 }
 
 /// This crate's tables.
-const FAMILIES: [&[OnnxOp]; 20] = [
+const FAMILIES: [&[OnnxOp]; 23] = [
     activation::OPS,
     attention::OPS,
     control::OPS,
@@ -127,6 +130,7 @@ const FAMILIES: [&[OnnxOp]; 20] = [
     elementwise::OPS,
     fourier::OPS,
     index::OPS,
+    known::OPS,
     layout::OPS,
     loss::OPS,
     matmul::OPS,
@@ -140,6 +144,8 @@ const FAMILIES: [&[OnnxOp]; 20] = [
     signal::OPS,
     slice::OPS,
     softmax::OPS,
+    state::OPS,
+    unpool::OPS,
 ];
 
 /// All operators: those that other crates register first.
