@@ -107,9 +107,11 @@ fn taps(g: &mut Graph, x: Value, size: usize, aligned: bool, mode: &str, padding
     if mode == "nearest" {
         x = g.round(x).into();
     }
-    // Positions between the edges and the middles of the last elements stay.
+    // Positions between the edges and the middles of the last elements stay; with `cubic` each element is held at the border
+    // on its own, as PyTorch and ONNX Runtime do (the reference of the package `onnx` holds the position).
     match padding {
         Padding::Zeros => {}
+        Padding::Border if mode == "cubic" => {}
         Padding::Reflection => x = reflected(g, x, size, aligned),
         Padding::Border => {
             let last = size as f64 - 1.0;
