@@ -47,7 +47,7 @@ fn join_heads(call: &mut Call, x: Value) -> Value {
 }
 
 /// Each head of the keys repeated for the heads of the queries that share it.
-fn repeat_heads(call: &mut Call, x: Value, heads: usize) -> Result<Value, String> {
+pub(super) fn repeat_heads(call: &mut Call, x: Value, heads: usize) -> Result<Value, String> {
     let graph = call.graph();
     let dims = graph.shape(x).to_vec();
     let [batch, own, rows, width] = dims.as_slice() else {

@@ -15,8 +15,16 @@ const MAX_ROUNDS: usize = 256;
 pub(super) const OPS: &[OnnxOp] = &[
     op("If", 1, branch).partly("branches of different shapes under a condition that depends on the data of an input"),
     op("Loop", 1, repeat).partly("a number of rounds that depends on the data of an input, or is over 256"),
+    op("OptionalGetElement", 18, |c| Ok(vec![c.operand(0)?.clone()])).partly("optional values"),
+    op("OptionalHasElement", 18, has_element).partly("optional values"),
     op("Scan", 8, scan).partly("more than 256 rounds, sequences of different lengths"),
 ];
+
+/// Whether there is an operand.
+fn has_element(call: &mut Call) -> Built {
+    let there = Tensor::integers(crate::ElementType::Bool, &[], vec![call.has_input(0).into()]);
+    Ok(vec![call.known_result(0, there)])
+}
 
 fn branch(call: &mut Call) -> Built {
     let (then, otherwise) = (call.subgraph("then_branch")?, call.subgraph("else_branch")?);

@@ -4,7 +4,9 @@ mod activation;
 mod attention;
 mod control;
 mod conv;
+mod deform;
 mod elementwise;
+mod features;
 mod fold;
 mod fourier;
 mod index;
@@ -14,6 +16,7 @@ mod loss;
 mod matmul;
 mod norm;
 mod pool;
+mod preview;
 mod quantized;
 mod recurrent;
 mod reduce;
@@ -122,12 +125,14 @@ const fn ms(name: &'static str, build: Build) -> OnnxOp {
 }
 
 /// This crate's tables.
-const FAMILIES: [&[OnnxOp]; 23] = [
+const FAMILIES: [&[OnnxOp]; 26] = [
     activation::OPS,
     attention::OPS,
     control::OPS,
     conv::OPS,
+    deform::OPS,
     elementwise::OPS,
+    features::OPS,
     fourier::OPS,
     index::OPS,
     known::OPS,
@@ -136,6 +141,7 @@ const FAMILIES: [&[OnnxOp]; 23] = [
     matmul::OPS,
     norm::OPS,
     pool::OPS,
+    preview::OPS,
     quantized::OPS,
     recurrent::OPS,
     reduce::OPS,

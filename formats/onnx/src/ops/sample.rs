@@ -23,20 +23,20 @@ pub(super) const OPS: &[OnnxOp] = &[
 
 /// What is beyond the edge of an image.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Padding {
+pub(super) enum Padding {
     Zeros,
     Border,
     Reflection,
 }
 
 /// A position along an axis that takes part in a result: its index, its share, and whether it is inside of the image.
-struct Tap {
-    index: Value,
-    share: Value,
-    inside: Option<Value>,
+pub(super) struct Tap {
+    pub(super) index: Value,
+    pub(super) share: Value,
+    pub(super) inside: Option<Value>,
 }
 
-fn number(g: &mut Graph, value: f64) -> NodeId {
+pub(super) fn number(g: &mut Graph, value: f64) -> NodeId {
     g.scalar_of(DType::F32, value)
 }
 
@@ -101,7 +101,7 @@ fn cubic_shares(g: &mut Graph, t: Value) -> Vec<Value> {
 }
 
 /// Elements along one axis of `size` for positions `x`, by the rules of a mode.
-fn taps(g: &mut Graph, x: Value, size: usize, aligned: bool, mode: &str, padding: Padding) -> Vec<Tap> {
+pub(super) fn taps(g: &mut Graph, x: Value, size: usize, aligned: bool, mode: &str, padding: Padding) -> Vec<Tap> {
     let one: Value = number(g, 1.0).into();
     let mut x = x;
     if mode == "nearest" {
@@ -142,7 +142,7 @@ fn taps(g: &mut Graph, x: Value, size: usize, aligned: bool, mode: &str, padding
 }
 
 /// The product of shares or the conjunction of conditions, where there are any.
-fn joined(
+pub(super) fn joined(
     g: &mut Graph,
     a: Option<Value>,
     b: Option<Value>,
