@@ -469,6 +469,7 @@ impl<'m> Importer<'m> {
         match &operand.source {
             Source::Node(value) => Ok(*value),
             Source::Known(known) => self.leaf(known),
+            Source::List(_) => Err("a sequence is given in the place of a tensor, which is not supported".into()),
         }
     }
 

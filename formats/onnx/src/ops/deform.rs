@@ -70,10 +70,8 @@ fn deform_conv(call: &mut Call) -> Built {
     }
     let (x, w, offset) = (call.value(0)?, call.value(1)?, call.value(2)?);
     let (x, w, offset) = (call.as_f32(x), call.as_f32(w), call.as_f32(offset));
-    let mask = match call.optional(4)? {
-        Some(mask) => Some(call.as_f32(mask)),
-        None => None,
-    };
+    let mask = call.optional(4)?;
+    let mask = mask.map(|mask| call.as_f32(mask));
     let g = call.graph();
     // Rows of the channels that share their offsets.
     let table = g.reshape(x, &[n, own, c / own, area]);

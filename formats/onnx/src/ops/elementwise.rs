@@ -43,7 +43,7 @@ pub(super) const OPS: &[OnnxOp] = &[
         .folding(|_, x| fold::compare(x, |a, b| a >= b, |a, b| a >= b)),
     op("Identity", 1, identity)
         .folding(fold::first)
-        .partly("sequences and optional values"),
+        .partly("optional values"),
     op("IsInf", 10, is_inf),
     op("IsNaN", 9, is_nan),
     op("Less", 1, |c| comparison(c, |g, a, b| g.less_than(a, b)))

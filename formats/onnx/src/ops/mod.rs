@@ -22,6 +22,7 @@ mod recurrent;
 mod reduce;
 mod resize;
 mod sample;
+mod sequence;
 mod signal;
 mod slice;
 mod softmax;
@@ -125,7 +126,7 @@ const fn ms(name: &'static str, build: Build) -> OnnxOp {
 }
 
 /// This crate's tables.
-const FAMILIES: [&[OnnxOp]; 26] = [
+const FAMILIES: [&[OnnxOp]; 27] = [
     activation::OPS,
     attention::OPS,
     control::OPS,
@@ -147,6 +148,7 @@ const FAMILIES: [&[OnnxOp]; 26] = [
     reduce::OPS,
     resize::OPS,
     sample::OPS,
+    sequence::OPS,
     signal::OPS,
     slice::OPS,
     softmax::OPS,
@@ -158,6 +160,11 @@ const FAMILIES: [&[OnnxOp]; 26] = [
 pub fn operators() -> impl Iterator<Item = &'static OnnxOp> {
     let registered = inventory::iter::<Registration>.into_iter().flat_map(|r| r.0);
     registered.chain(FAMILIES.into_iter().flatten())
+}
+
+/// Whether an operator is made for sequences as well, or passes on what it is given.
+pub(crate) fn takes_sequences(op: &OnnxOp) -> bool {
+    sequence::TAKE_SEQUENCES.contains(&op.name)
 }
 
 /// The operator of that domain and name.
