@@ -348,11 +348,11 @@ impl<'c, 'm> Call<'c, 'm> {
         use ElementType::*;
         let bits = element.bits();
         match element {
-            U4 | U8 | U16 => {
+            U2 | U4 | U8 | U16 => {
                 let mask = self.scalar(element, ((1u64 << bits) - 1) as f64);
                 self.importer.graph.bit_and(value, mask).into()
             }
-            I4 | I8 | I16 => {
+            I2 | I4 | I8 | I16 => {
                 // ((x + half) mod 2^bits) - half
                 let half = (1u64 << (bits - 1)) as f64;
                 let graph = &mut self.importer.graph;

@@ -6,6 +6,7 @@ use meganeura_core::graph::{Graph, NodeId, Value};
 use super::{OnnxOp, fold, op};
 use crate::element::ElementType;
 use crate::import::{Call, Operand};
+use crate::small::SmallFloat;
 use crate::tensor::{Data, Tensor};
 
 type Built = Result<Vec<Operand>, String>;
@@ -22,12 +23,10 @@ pub(super) const OPS: &[OnnxOp] = &[
     op("BitwiseNot", 18, bitwise_not),
     op("BitwiseOr", 18, |c| bitwise(c, |g, a, b| g.bit_or(a, b))),
     op("BitwiseXor", 18, |c| bitwise(c, |g, a, b| g.bit_xor(a, b))),
-    op("Cast", 6, cast)
-        .folding(fold_cast)
-        .partly("strings and floats of 8 and 4 bits"),
+    op("Cast", 6, cast).folding(fold_cast).partly("strings and float8e8m0"),
     op("CastLike", 15, cast_like)
         .folding(fold_cast_like)
-        .partly("strings and floats of 8 and 4 bits"),
+        .partly("strings and float8e8m0"),
     op("Ceil", 6, |c| float(c, |g, x| g.ceil(x))).folding(|_, x| fold::unary(x, None, f64::ceil)),
     op("Clip", 6, clip).folding(fold_clip),
     op("Div", 1, |c| arithmetic(c, |g, a, b| g.div(a, b)))
@@ -300,20 +299,34 @@ fn cast_like(call: &mut Call) -> Built {
 
 fn fold_cast(call: &Call, operands: &[Option<&Tensor>]) -> Folded {
     let [Some(x)] = operands else { return Ok(None) };
-    Ok(Some(vec![x.cast(target(call)?)]))
+    let to = target(call)?;
+    // Known tensors saturate.
+    match call.int("saturate", 1)? == 0 && SmallFloat::of(to).is_some() {
+        true => Ok(None),
+        false => Ok(Some(vec![x.cast(to)])),
+    }
 }
 
-fn fold_cast_like(_: &Call, operands: &[Option<&Tensor>]) -> Folded {
+fn fold_cast_like(call: &Call, operands: &[Option<&Tensor>]) -> Folded {
     let [Some(x), Some(like)] = operands else {
         return Ok(None);
     };
-    Ok(Some(vec![x.cast(like.element())]))
+    match call.int("saturate", 1)? == 0 && SmallFloat::of(like.element()).is_some() {
+        true => Ok(None),
+        false => Ok(Some(vec![x.cast(like.element())])),
+    }
 }
 
 fn cast_to(call: &mut Call, to: ElementType) -> Built {
     let from = call.element(0)?;
     let x = call.value(0)?;
-    let y = convert(call, x, from, to);
+    let y = match SmallFloat::of(to) {
+        Some(small) if from != to => {
+            let saturate = call.int("saturate", 1)? != 0;
+            super::small::rounded(call, x, small, saturate)
+        }
+        _ => convert(call, x, from, to),
+    };
     call.one(y, to)
 }
 
@@ -321,6 +334,9 @@ fn cast_to(call: &mut Call, to: ElementType) -> Built {
 pub(super) fn convert(call: &mut Call, x: Value, from: ElementType, to: ElementType) -> Value {
     if from == to {
         return x;
+    }
+    if let Some(small) = SmallFloat::of(to) {
+        return super::small::rounded(call, x, small, true);
     }
     if to == ElementType::Bool {
         let zero = call.scalar(from, 0.0);

@@ -7,6 +7,7 @@ use super::fold::{MAX_FOLDED, strides};
 use super::{OnnxOp, op};
 use crate::element::ElementType;
 use crate::import::{Call, Operand};
+use crate::small::SmallFloat;
 use crate::tensor::{Data, Tensor};
 
 type Built = Result<Vec<Operand>, String>;
@@ -48,6 +49,9 @@ fn bit_cast(call: &mut Call) -> Built {
 /// The bits of an element of a type.
 fn bits_of(x: &Tensor) -> Option<Vec<u64>> {
     use half::{bf16, f16};
+    if SmallFloat::of(x.element()).is_some() {
+        return None;
+    }
     Some(match (&x.data, x.element()) {
         (Data::Int(data), element) if element.bits() >= 8 => {
             let mask = u64::MAX >> (64 - element.bits());
@@ -65,6 +69,9 @@ fn fold_bit_cast(call: &Call, operands: &[Option<&Tensor>]) -> Folded {
     use half::{bf16, f16};
     let [Some(x)] = operands else { return Ok(None) };
     let to = ElementType::from_number(call.int("to", 0)?)?;
+    if SmallFloat::of(to).is_some() {
+        return Ok(None);
+    }
     let (true, Some(bits)) = (x.element().bits() == to.bits(), bits_of(x)) else {
         return Ok(None);
     };

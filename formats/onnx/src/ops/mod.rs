@@ -25,6 +25,7 @@ mod sample;
 mod sequence;
 mod signal;
 mod slice;
+mod small;
 mod softmax;
 mod state;
 mod unpool;

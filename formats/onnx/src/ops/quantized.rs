@@ -6,19 +6,18 @@ use meganeura_core::graph::Value;
 use super::{OnnxOp, conv, fold, ms, op};
 use crate::element::ElementType;
 use crate::import::{Call, Operand};
+use crate::small::SmallFloat;
 use crate::tensor::Tensor;
 
 type Built = Result<Vec<Operand>, String>;
 type Folded = Result<Option<Vec<Tensor>>, String>;
 
 pub(super) const OPS: &[OnnxOp] = &[
-    op("DequantizeLinear", 10, dequantize)
-        .folding(fold_dequantize)
-        .partly("floats of 8 and 4 bits"),
+    op("DequantizeLinear", 10, dequantize).folding(fold_dequantize),
     op("DynamicQuantizeLinear", 11, dynamic_quantize),
     op("QLinearConv", 10, qlinear_conv),
     op("QLinearMatMul", 10, qlinear_matmul),
-    op("QuantizeLinear", 10, quantize).partly("floats of 8 and 4 bits"),
+    op("QuantizeLinear", 10, quantize),
     ms("DequantizeLinear", dequantize).folding(fold_dequantize),
     ms("DynamicQuantizeMatMul", dynamic_quantize_matmul),
     ms("MatMulIntegerToFloat", matmul_integer_to_float),
@@ -133,7 +132,8 @@ fn quantize(call: &mut Call) -> Built {
         (false, Some(number)) if number != 0 => ElementType::from_number(number)?,
         _ => ElementType::U8,
     };
-    if element.is_float() {
+    let small = SmallFloat::of(element);
+    if element.is_float() && small.is_none() {
         return Err(format!("{element} is no integer type"));
     }
     let x = call.value(0)?;
@@ -144,7 +144,16 @@ fn quantize(call: &mut Call) -> Built {
         false => None,
     };
     let scaled = call.graph().div(x, scale);
-    let y = saturated(call, scaled.into(), zero, element);
+    let Some(small) = small else {
+        let y = saturated(call, scaled.into(), zero, element);
+        return call.one(y, element);
+    };
+    let scaled = match zero {
+        Some(zero) => call.graph().add(scaled, zero),
+        None => scaled,
+    };
+    let saturate = call.int("saturate", 1)? != 0;
+    let y = super::small::rounded(call, scaled.into(), small, saturate);
     call.one(y, element)
 }
 
