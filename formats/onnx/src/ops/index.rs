@@ -355,7 +355,7 @@ fn tensor_scatter(call: &mut Call) -> Built {
     let steps = strides(&dims);
     let mut offsets = Vec::new();
     for index in indices(&piece) {
-        let mut at = starts[index[0]] + index[axis] as i64;
+        let mut at = starts[index[0]].saturating_add(index[axis] as i64);
         if circular {
             at = at.rem_euclid(dims[axis] as i64);
         }

@@ -64,14 +64,22 @@ fn spread(call: &mut Call, i: usize, dims: &[usize]) -> Result<Value, String> {
     Ok(graph.slice_axis(all, axis as i32, 0, dims[axis]).into())
 }
 
+/// Type of what is dequantised: that of the scale, unless the node says another one.
+fn result_type(call: &Call, scale: ElementType) -> Result<ElementType, String> {
+    let element = match call.attributes().int("output_dtype")? {
+        Some(number) if number != 0 => ElementType::from_number(number)?,
+        _ => scale,
+    };
+    match element.is_float() {
+        true => Ok(element),
+        false => Err(format!("{element} is not a floating-point type")),
+    }
+}
+
 /// `(x - zero) scale`.
 fn dequantize(call: &mut Call) -> Built {
     let dims = call.dims(0)?;
-    let element = call.element(1)?;
-    let element = match call.attributes().int("output_dtype")? {
-        Some(number) if number != 0 => ElementType::from_number(number)?,
-        _ => element,
-    };
+    let element = result_type(call, call.element(1)?)?;
     let x = call.value(0)?;
     let mut x = call.as_f32(x);
     if call.has_input(2) {
@@ -91,6 +99,7 @@ fn fold_dequantize(call: &Call, operands: &[Option<&Tensor>]) -> Folded {
     };
     let zero = operands.get(2).copied().flatten();
     let dims = x.dims();
+    let element = result_type(call, scale.element())?;
     if call.int("block_size", 0)? != 0 {
         return Ok(None);
     }
@@ -109,7 +118,7 @@ fn fold_dequantize(call: &Call, operands: &[Option<&Tensor>]) -> Folded {
         (v - zeros.as_ref().map_or(0.0, |z| z[at])) * scales[at]
     });
     let data = data.collect();
-    Ok(Some(vec![Tensor::floats(scale.element(), dims, data)]))
+    Ok(Some(vec![Tensor::floats(element, dims, data)]))
 }
 
 /// `round(x) + zero`, saturated to the integers of a type.
