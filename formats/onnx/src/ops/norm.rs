@@ -12,7 +12,7 @@ type Built = Result<Vec<Operand>, String>;
 pub(super) const OPS: &[OnnxOp] = &[
     op("BatchNormalization", 1, batch_norm).partly("training before version 14, statistics of each position"),
     op("GroupNormalization", 18, group_norm),
-    op("InstanceNormalization", 6, instance_norm),
+    op("InstanceNormalization", 1, instance_norm),
     op("LRN", 1, lrn),
     op("LayerNormalization", 1, layer_norm),
     op("MeanVarianceNormalization", 9, mean_variance_norm),
