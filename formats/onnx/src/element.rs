@@ -9,8 +9,9 @@ use crate::small::SmallFloat;
 
 /// Element type of a tensor of a model.
 ///
-/// Graphs have 32-bit integers, no `f64`, and no floats of less than 16 bits: [`ElementType::dtype`] says what becomes of each. Data that do not fit are
-/// an error when they are given ([`crate::Runner`]), and arithmetic of the types with 8 and 16 bits wraps as theirs.
+/// Graphs have 32-bit integers, no `f64`, and no floats of less than 16 bits: [`ElementType::dtype`] says what becomes of
+/// each. Data that do not fit are an error when they are given ([`crate::Runner`]), arithmetic of integers with up to 16 bits
+/// wraps as theirs, and casts round to the floats of 8 and 4 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 #[allow(missing_docs)] // Each is what its name says.
