@@ -5,10 +5,13 @@ use std::fmt;
 use meganeura_core::DType;
 use serde::Serialize;
 
+use crate::small::SmallFloat;
+
 /// Element type of a tensor of a model.
 ///
-/// Graphs have 32-bit integers and no `f64`: [`ElementType::dtype`] says what becomes of each. Data that do not fit are
-/// an error when they are given ([`crate::Runner`]), and arithmetic of the types with 8 and 16 bits wraps as theirs.
+/// Graphs have 32-bit integers, no `f64`, and no floats of less than 16 bits: [`ElementType::dtype`] says what becomes of
+/// each. Data that do not fit are an error when they are given ([`crate::Runner`]), arithmetic of integers with up to 16 bits
+/// wraps as theirs, and casts round to the floats of 8 and 4 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 #[allow(missing_docs)] // Each is what its name says.
@@ -18,6 +21,13 @@ pub enum ElementType {
     F64,
     F16,
     BF16,
+    F8E4M3FN,
+    F8E4M3FNUZ,
+    F8E5M2,
+    F8E5M2FNUZ,
+    F4E2M1,
+    U2,
+    I2,
     U4,
     I4,
     U8,
@@ -34,7 +44,7 @@ pub enum ElementType {
 use ElementType::*;
 
 /// Numbers of `TensorProto.DataType`.
-const NUMBERS: [(ElementType, i32); 15] = [
+const NUMBERS: [(ElementType, i32); 22] = [
     (F32, 1),
     (U8, 2),
     (I8, 3),
@@ -50,6 +60,13 @@ const NUMBERS: [(ElementType, i32); 15] = [
     (BF16, 16),
     (U4, 21),
     (I4, 22),
+    (F8E4M3FN, 17),
+    (F8E4M3FNUZ, 18),
+    (F8E5M2, 19),
+    (F8E5M2FNUZ, 20),
+    (F4E2M1, 23),
+    (U2, 25),
+    (I2, 26),
 ];
 
 impl ElementType {
@@ -60,8 +77,7 @@ impl ElementType {
             0 => "it has no element type".into(),
             8 => "strings are not supported".into(),
             14 | 15 => "complex numbers are not supported".into(),
-            17..=20 | 23 | 24 => "floats of 8 and 4 bits are not supported".into(),
-            25 | 26 => "integers of 2 bits are not supported".into(),
+            24 => "floats of 8 bits without a mantissa are not supported".into(),
             _ => format!("{number} is not an element type"),
         })
     }
@@ -74,38 +90,42 @@ impl ElementType {
     /// Element type in a graph: booleans are `u32` 0 or 1, and integers keep their sign.
     pub fn dtype(self) -> DType {
         match self {
-            F32 | F64 => DType::F32,
+            F32 | F64 | F8E4M3FN | F8E4M3FNUZ | F8E5M2 | F8E5M2FNUZ | F4E2M1 => DType::F32,
             F16 => DType::F16,
             BF16 => DType::BF16,
-            I4 | I8 | I16 | I32 | I64 => DType::I32,
-            U4 | U8 | U16 | U32 | U64 | Bool => DType::U32,
+            I2 | I4 | I8 | I16 | I32 | I64 => DType::I32,
+            U2 | U4 | U8 | U16 | U32 | U64 | Bool => DType::U32,
         }
     }
 
     /// Whether it is a floating-point type.
     pub fn is_float(self) -> bool {
-        matches!(self, F32 | F64 | F16 | BF16)
+        matches!(self, F32 | F64 | F16 | BF16) || SmallFloat::of(self).is_some()
     }
 
     /// Whether it is an integer type with a sign.
     pub fn is_signed(self) -> bool {
-        matches!(self, I4 | I8 | I16 | I32 | I64)
+        matches!(self, I2 | I4 | I8 | I16 | I32 | I64)
     }
 
     /// Bits of an element in a file.
     pub(crate) fn bits(self) -> usize {
         match self {
-            U4 | I4 => 4,
-            U8 | I8 | Bool => 8,
+            U2 | I2 => 2,
+            U4 | I4 | F4E2M1 => 4,
+            U8 | I8 | Bool | F8E4M3FN | F8E4M3FNUZ | F8E5M2 | F8E5M2FNUZ => 8,
             F16 | BF16 | U16 | I16 => 16,
             F32 | U32 | I32 => 32,
             F64 | U64 | I64 => 64,
         }
     }
 
-    /// Smallest and largest integer of the type; of floats those that every float type here holds exactly.
+    /// Smallest and largest integer of the type; of floats those that it, and types of as many bits, hold
+    /// exactly.
     pub(crate) fn range(self) -> (i64, i64) {
         match self {
+            U2 => (0, 3),
+            I2 => (-2, 1),
             U4 => (0, 15),
             I4 => (-8, 7),
             U8 => (0, 255),
@@ -118,12 +138,15 @@ impl ElementType {
             I64 => (i64::MIN, i64::MAX),
             Bool => (0, 1),
             F32 | F64 | F16 | BF16 => (-256, 256),
+            F8E4M3FN | F8E4M3FNUZ | F8E5M2 | F8E5M2FNUZ | F4E2M1 => (-4, 4),
         }
     }
 
     /// `value` as arithmetic of the type leaves it: wrapped to its bits.
     pub(crate) fn wrap(self, value: i64) -> i64 {
         match self {
+            U2 => value & 3,
+            I2 => (value << 62) >> 62,
             U4 => value & 15,
             I4 => (value << 60) >> 60,
             U8 => value as u8 as i64,
@@ -144,6 +167,13 @@ impl ElementType {
             F64 => "float64",
             F16 => "float16",
             BF16 => "bfloat16",
+            F8E4M3FN => "float8e4m3fn",
+            F8E4M3FNUZ => "float8e4m3fnuz",
+            F8E5M2 => "float8e5m2",
+            F8E5M2FNUZ => "float8e5m2fnuz",
+            F4E2M1 => "float4e2m1",
+            U2 => "uint2",
+            I2 => "int2",
             U4 => "uint4",
             I4 => "int4",
             U8 => "uint8",

@@ -31,6 +31,7 @@ mod preflight;
 mod proto;
 mod read;
 mod runner;
+mod small;
 mod tensor;
 #[cfg(test)]
 mod tests;

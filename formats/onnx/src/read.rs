@@ -8,6 +8,7 @@ use half::{bf16, f16};
 
 use crate::element::ElementType;
 use crate::proto::TensorProto;
+use crate::small::SmallFloat;
 use crate::tensor::{Data, Tensor, element_count};
 
 /// Why a tensor cannot be read.
@@ -112,6 +113,12 @@ fn from_bytes(element: ElementType, count: usize, bytes: &[u8]) -> Data {
                 .map(|b| bf16::from_le_bytes(*b).to_f32())
                 .collect(),
         ),
+        F8E4M3FN | F8E4M3FNUZ | F8E5M2 | F8E5M2FNUZ => Data::F32(bytes.iter().map(|&b| small(element, b)).collect()),
+        F4E2M1 => Data::F32((0..count).map(|i| small(element, nibble(i) as u8)).collect()),
+        U2 | I2 => {
+            let quarter = |i: usize| i64::from(bytes[i / 4] >> (2 * (i % 4)) & 3);
+            Data::Int((0..count).map(|i| element.wrap(quarter(i))).collect())
+        }
         U4 | I4 => Data::Int((0..count).map(|i| element.wrap(nibble(i))).collect()),
         U8 | I8 | Bool => Data::Int(bytes.iter().map(|&b| element.wrap(b.into())).collect()),
         U16 | I16 => {
@@ -131,6 +138,11 @@ fn from_bytes(element: ElementType, count: usize, bytes: &[u8]) -> Data {
                 .collect(),
         ),
     }
+}
+
+/// The number with these bits of a small floating-point type.
+fn small(element: ElementType, bits: u8) -> f32 {
+    SmallFloat::of(element).map_or(0.0, |small| small.decode(bits))
 }
 
 /// Elements in the fields that the format has for each element type.
@@ -155,15 +167,20 @@ fn from_fields(element: ElementType, proto: &TensorProto) -> Result<Data, String
                 .collect(),
         ),
         U8 | I8 | U16 | I16 | I32 | Bool => of_int32(&|v| element.wrap(v.into())),
-        U4 | I4 => {
-            let nibbles = proto.int32_data.iter().flat_map(|&v| [v & 15, (v >> 4) & 15]);
-            let count: i64 = proto.dims.iter().product();
-            Data::Int(
-                nibbles
-                    .take(count.max(0) as usize)
-                    .map(|v| element.wrap(v.into()))
-                    .collect(),
-            )
+        F8E4M3FN | F8E4M3FNUZ | F8E5M2 | F8E5M2FNUZ => {
+            Data::F32(proto.int32_data.iter().map(|&v| small(element, v as u8)).collect())
+        }
+        U2 | I2 | U4 | I4 | F4E2M1 => {
+            // Several in a byte, the first in its lowest bits.
+            let bits = element.bits();
+            let count = element_count(&dimensions(&proto.dims)?).unwrap_or(0);
+            let bytes = proto.int32_data.iter().map(|&v| v as u8);
+            let parts = bytes.flat_map(|byte| (0..8 / bits).map(move |i| byte >> (i * bits) & ((1 << bits) - 1)));
+            let parts = parts.take(count);
+            match element {
+                F4E2M1 => Data::F32(parts.map(|v| small(element, v)).collect()),
+                _ => Data::Int(parts.map(|v| element.wrap(v.into())).collect()),
+            }
         }
         I64 => Data::Int(proto.int64_data.clone()),
         U32 | U64 => Data::Int(proto.uint64_data.iter().map(|&v| element.wrap(v as i64)).collect()),

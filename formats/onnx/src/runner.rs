@@ -189,6 +189,12 @@ impl Runner {
                     "input `{name}` has the shape {wanted:?}, and {found:?} is given"
                 )));
             }
+            if let Some(value) = tensor.beyond_f32() {
+                let name = &info.name;
+                let message =
+                    format!("input `{name}`: {value:e} does not fit into f32, the type for float64 in a graph");
+                return Err(Error::Input(message));
+            }
             let bytes = tensor
                 .graph_bytes()
                 .map_err(|e| Error::Input(format!("input `{}`: {e}", info.name)))?;

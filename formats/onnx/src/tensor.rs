@@ -5,6 +5,7 @@ use meganeura_core::DType;
 use meganeura_core::graph::ConstantData;
 
 use crate::element::ElementType;
+use crate::small::SmallFloat;
 
 /// A tensor in row-major order.
 #[derive(Clone, Debug, PartialEq)]
@@ -54,7 +55,10 @@ impl Tensor {
             ElementType::F32 => Data::F32(data.into_iter().map(|v| v as f32).collect()),
             ElementType::F16 => Data::F32(data.into_iter().map(|v| f16::from_f64(v).to_f32()).collect()),
             ElementType::BF16 => Data::F32(data.into_iter().map(|v| bf16::from_f64(v).to_f32()).collect()),
-            _ => panic!("{element} is not a floating-point type"),
+            _ => match SmallFloat::of(element) {
+                Some(small) => Data::F32(data.into_iter().map(|v| small.round(v)).collect()),
+                None => panic!("{element} is not a floating-point type"),
+            },
         };
         Tensor::new(element, dims, data)
     }
@@ -207,6 +211,17 @@ impl Tensor {
         Ok(bytes)
     }
 
+    /// A finite element that `f32` does not have.
+    pub(crate) fn beyond_f32(&self) -> Option<f64> {
+        match &self.data {
+            Data::F64(data) => data
+                .iter()
+                .copied()
+                .find(|v| v.is_finite() && (*v as f32).is_infinite()),
+            _ => None,
+        }
+    }
+
     /// The elements as a graph's constant. Integers beyond 32 bits, which stand for "to the end", saturate.
     pub(crate) fn to_constant(&self) -> Option<ConstantData> {
         let (low, high) = match self.element.dtype() {
@@ -239,6 +254,12 @@ impl Tensor {
                 element,
                 dims,
                 halves().map(|b| bf16::from_le_bytes(*b).to_f64()).collect(),
+            ),
+            // What a graph gives is rounded already, and may be infinite.
+            _ if SmallFloat::of(element).is_some() => Tensor::new(
+                element,
+                dims,
+                Data::F32(words().map(|b| f32::from_le_bytes(*b)).collect()),
             ),
             _ => Tensor::floats(element, dims, words().map(|b| f32::from_le_bytes(*b).into()).collect()),
         }

@@ -8,7 +8,7 @@ use meganeura_core::graph::{Graph, NodeId, Value};
 use super::{Importer, Operand, node_place};
 use crate::attributes::Attributes;
 use crate::element::ElementType;
-use crate::ops::OnnxOp;
+use crate::ops::{OnnxOp, takes_sequences};
 use crate::preflight::DEPENDS_ON_DATA;
 use crate::proto::{GraphProto, NodeProto, TensorProto};
 use crate::read::read_tensor;
@@ -54,6 +54,10 @@ impl<'c, 'm> Call<'c, 'm> {
             return Err(format!(
                 "version {opset} of its domain is older than {since}, the first that is supported"
             ));
+        }
+        let lists = self.inputs.iter().flatten().any(|input| input.values().is_some());
+        if lists && !takes_sequences(self.op) {
+            return Err("a sequence is given in the place of a tensor, which is not supported".into());
         }
         if let Some(results) = self.fold()? {
             return Ok(results);
@@ -344,11 +348,11 @@ impl<'c, 'm> Call<'c, 'm> {
         use ElementType::*;
         let bits = element.bits();
         match element {
-            U4 | U8 | U16 => {
+            U2 | U4 | U8 | U16 => {
                 let mask = self.scalar(element, ((1u64 << bits) - 1) as f64);
                 self.importer.graph.bit_and(value, mask).into()
             }
-            I4 | I8 | I16 => {
+            I2 | I4 | I8 | I16 => {
                 // ((x + half) mod 2^bits) - half
                 let half = (1u64 << (bits - 1)) as f64;
                 let graph = &mut self.importer.graph;

@@ -18,6 +18,7 @@ use crate::ops::{self, OnnxOp};
 use crate::preflight::Report;
 use crate::proto::{FunctionProto, GraphProto, NodeProto, OperatorSetIdProto, TensorProto};
 use crate::read::{ReadError, read_tensor};
+use crate::small::SmallFloat;
 
 pub use call::Call;
 pub(crate) use call::normalize_axis;
@@ -393,6 +394,7 @@ impl<'m> Importer<'m> {
         match &operand.source {
             Source::Node(value) => Ok(*value),
             Source::Known(known) => self.leaf(known),
+            Source::List(_) => Err("a sequence is given in the place of a tensor, which is not supported".into()),
         }
     }
 
@@ -432,6 +434,7 @@ impl<'m> Importer<'m> {
     fn note_element(&mut self, element: ElementType) {
         let note = match element {
             ElementType::F64 => "float64 is computed in float32",
+            element if SmallFloat::of(element).is_some() => "floats of 8 and 4 bits are computed in float32",
             ElementType::I64 | ElementType::U64 => "64-bit integers are computed with 32 bits",
             _ => return,
         };

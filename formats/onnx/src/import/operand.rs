@@ -22,6 +22,8 @@ pub(crate) enum Source {
     Node(Value),
     /// Here; it becomes a leaf of the graph where a node needs it.
     Known(Arc<Known>),
+    /// A sequence of values, whose length is known.
+    List(Arc<Vec<Operand>>),
 }
 
 /// A tensor that is known when importing.
@@ -62,11 +64,28 @@ impl Operand {
         }
     }
 
+    /// A sequence of values of an element type.
+    pub(crate) fn list(element: ElementType, values: Vec<Operand>) -> Self {
+        Operand {
+            element,
+            dims: Vec::new(),
+            source: Source::List(Arc::new(values)),
+        }
+    }
+
+    /// The values of a sequence.
+    pub(crate) fn values(&self) -> Option<&[Operand]> {
+        match &self.source {
+            Source::List(values) => Some(values),
+            _ => None,
+        }
+    }
+
     /// The tensor, if it is known now.
     pub(crate) fn tensor(&self) -> Option<&Tensor> {
         match &self.source {
             Source::Known(known) => Some(&known.tensor),
-            Source::Node(_) => None,
+            Source::Node(_) | Source::List(_) => None,
         }
     }
 
@@ -81,7 +100,7 @@ impl Operand {
                 };
                 Some(&known.tensor).filter(|t| t.len() <= most)
             }
-            Source::Node(_) => None,
+            Source::Node(_) | Source::List(_) => None,
         }
     }
 

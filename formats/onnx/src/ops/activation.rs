@@ -19,24 +19,25 @@ pub(super) const OPS: &[OnnxOp] = &[
     op("Celu", 12, celu),
     op("Cos", 7, |c| float(c, |g, x| g.cos(x))),
     op("Cosh", 9, |c| float(c, cosh)),
-    op("Elu", 6, elu),
+    op("Elu", 1, elu),
     op("Erf", 9, |c| float(c, |g, x| g.erf(x))),
     op("Gelu", 20, gelu),
-    op("HardSigmoid", 6, hard_sigmoid),
+    op("HardSigmoid", 1, hard_sigmoid),
     op("HardSwish", 14, |c| float(c, |g, x| g.hard_swish(x))),
-    op("LeakyRelu", 6, leaky_relu),
+    op("LeakyRelu", 1, leaky_relu),
     op("Mish", 18, |c| float(c, mish)),
-    op("PRelu", 7, prelu),
+    op("PRelu", 1, prelu),
     op("Selu", 6, selu),
     op("Shrink", 9, shrink),
-    op("Sigmoid", 6, |c| float(c, |g, x| g.sigmoid(x))),
+    op("Sigmoid", 1, |c| float(c, |g, x| g.sigmoid(x))),
     op("Sin", 7, |c| float(c, |g, x| g.sin(x))),
     op("Sinh", 9, |c| float(c, sinh)),
     op("Softplus", 1, |c| float(c, |g, x| g.softplus(x))),
     op("Softsign", 1, |c| float(c, softsign)),
+    op("SwiGLU", 28, swiglu),
     op("Swish", 24, swish),
     op("Tan", 7, |c| float(c, tan)),
-    op("Tanh", 6, |c| float(c, |g, x| g.tanh(x))),
+    op("Tanh", 1, |c| float(c, |g, x| g.tanh(x))),
     op("ThresholdedRelu", 10, thresholded_relu),
     ms("BiasGelu", bias_gelu),
     ms("FastGelu", fast_gelu),
@@ -207,8 +208,18 @@ fn hard_sigmoid(call: &mut Call) -> Built {
 }
 
 fn prelu(call: &mut Call) -> Built {
-    let (x, slope, element) = (call.value(0)?, call.value(1)?, call.element(0)?);
+    let (x, mut slope, element) = (call.value(0)?, call.value(1)?, call.element(0)?);
     let zero = call.scalar(element, 0.0);
+    let (rank, slopes) = (call.dims(0)?.len(), call.dims(1)?);
+    // Before version 7 a list has one for each channel.
+    if let (true, [n]) = (call.opset < 7, slopes.as_slice())
+        && *n > 1
+        && rank > 1
+    {
+        let mut dims = vec![1; rank - 1];
+        dims[0] = *n;
+        slope = call.graph().reshape(slope, &dims).into();
+    }
     let graph = call.graph();
     let scaled = graph.mul(x, slope);
     let negative = graph.less_than(x, zero);
@@ -231,6 +242,26 @@ fn swish(call: &mut Call) -> Built {
         return call.one(y, element);
     }
     let y = scaled_swish(call, x, element, alpha);
+    call.one(y, element)
+}
+
+/// `swish(a) b`.
+fn swiglu(call: &mut Call) -> Built {
+    let (a, b, element, alpha) = (
+        call.value(0)?,
+        call.value(1)?,
+        call.element(0)?,
+        call.float("alpha", 1.0)?,
+    );
+    if call.dims(0)? != call.dims(1)? {
+        return Err(format!("operands {} differ in shape", call.types()));
+    }
+    if alpha == 1.0 {
+        let y = call.graph().swiglu(a, b);
+        return call.one(y, element);
+    }
+    let gate = scaled_swish(call, a, element, alpha);
+    let y = call.graph().mul(gate, b);
     call.one(y, element)
 }
 

@@ -11,7 +11,9 @@ use crate::import::{Call, Operand};
 type Built = Result<Vec<Operand>, String>;
 
 pub(super) const OPS: &[OnnxOp] = &[
-    op("Attention", 23, attention).partly("windows, intermediate results other than scores and probabilities"),
+    op("Attention", 23, attention).partly(
+        "lengths that depend on the data of an input, intermediate results other than scores and probabilities",
+    ),
     op("RotaryEmbedding", 23, rotary).partly("sequences longer than the tables"),
     ms("Attention", packed_attention).partly("past, relative positions, other masks than [batch, keys] and lengths"),
     ms("EmbedLayerNormalization", embed_layer_norm),
@@ -45,7 +47,7 @@ fn join_heads(call: &mut Call, x: Value) -> Value {
 }
 
 /// Each head of the keys repeated for the heads of the queries that share it.
-fn repeat_heads(call: &mut Call, x: Value, heads: usize) -> Result<Value, String> {
+pub(super) fn repeat_heads(call: &mut Call, x: Value, heads: usize) -> Result<Value, String> {
     let graph = call.graph();
     let dims = graph.shape(x).to_vec();
     let [batch, own, rows, width] = dims.as_slice() else {
@@ -110,16 +112,37 @@ fn seen(
     Ok(call.as_element(mask.into(), element))
 }
 
+/// Which keys a query sees, by their distance.
+struct Frontier {
+    causal: bool,
+    left: Option<i64>,
+    right: Option<i64>,
+}
+
+impl Frontier {
+    /// That of a node; `None` if every query sees all keys.
+    fn of(call: &Call) -> Result<Option<Self>, String> {
+        let window = |name: &str| Ok::<_, String>(Some(call.int(name, -1)?).filter(|&size| size >= 0));
+        let found = Frontier {
+            causal: call.int("is_causal", 0)? != 0,
+            left: window("left_window_size")?,
+            right: window("right_window_size")?,
+        };
+        Ok((found.causal || found.left.is_some() || found.right.is_some()).then_some(found))
+    }
+
+    /// Whether the query at position `at` sees the key at `key`.
+    fn sees(&self, at: i64, key: i64) -> bool {
+        (!self.causal || key <= at)
+            && self.left.is_none_or(|left| at.saturating_sub(left) <= key)
+            && self.right.is_none_or(|right| key <= at.saturating_add(right))
+    }
+}
+
 fn attention(call: &mut Call) -> Built {
     let element = call.element(0)?;
     let flat = call.dims(0)?.len() == 3;
     let (mut q, mut k, mut v) = (call.value(0)?, call.value(1)?, call.value(2)?);
-    if call.attributes().has("window_size")
-        || call.attributes().has("left_window_size")
-        || call.attributes().has("right_window_size")
-    {
-        return Err("windows are not supported".into());
-    }
     if flat {
         let heads = |name: &str| call.int(name, 0).map(|n| usize::try_from(n).unwrap_or(0));
         let (q_heads, kv_heads) = (heads("q_num_heads")?, heads("kv_num_heads")?);
@@ -193,16 +216,15 @@ fn attention(call: &mut Call) -> Built {
         true => call.known_ints(6, "the lengths")?,
         false => None,
     };
-    if call.int("is_causal", 0)? != 0 {
+    if let Some(frontier) = Frontier::of(call)? {
         let part = match &lengths {
-            Some(lengths) => {
-                let lengths = lengths.clone();
-                seen(call, &[batch, 1, rows, keys], element, |b, i, j| {
-                    let offset = lengths.get(b).copied().unwrap_or(0) - rows as i64;
-                    (j as i64) <= i as i64 + offset
-                })?
-            }
-            None => seen(call, &[rows, keys], element, |_, i, j| j <= i + past)?,
+            Some(lengths) => seen(call, &[batch, 1, rows, keys], element, |b, i, j| {
+                let length = lengths.get(b).copied().unwrap_or(0);
+                frontier.sees(length.saturating_sub(rows as i64).saturating_add(i as i64), j as i64)
+            })?,
+            None => seen(call, &[rows, keys], element, |_, i, j| {
+                frontier.sees((i + past) as i64, j as i64)
+            })?,
         };
         bias = join(call, bias, part);
     }

@@ -15,8 +15,16 @@ const MAX_ROUNDS: usize = 256;
 pub(super) const OPS: &[OnnxOp] = &[
     op("If", 1, branch).partly("branches of different shapes under a condition that depends on the data of an input"),
     op("Loop", 1, repeat).partly("a number of rounds that depends on the data of an input, or is over 256"),
-    op("Scan", 9, scan).partly("more than 256 rounds"),
+    op("OptionalGetElement", 18, |c| Ok(vec![c.operand(0)?.clone()])).partly("optional values"),
+    op("OptionalHasElement", 18, has_element).partly("optional values"),
+    op("Scan", 8, scan).partly("more than 256 rounds, sequences of different lengths"),
 ];
+
+/// Whether there is an operand.
+fn has_element(call: &mut Call) -> Built {
+    let there = Tensor::integers(crate::ElementType::Bool, &[], vec![call.has_input(0).into()]);
+    Ok(vec![call.known_result(0, there)])
+}
 
 fn branch(call: &mut Call) -> Built {
     let (then, otherwise) = (call.subgraph("then_branch")?, call.subgraph("else_branch")?);
@@ -139,8 +147,83 @@ fn flags(call: &Call, name: &str, count: usize) -> Result<Vec<i64>, String> {
     }
 }
 
+/// Version 8: a loop over axis 1 for each element of axis 0, behind an operand for the lengths.
+fn scan_of_batch(call: &mut Call) -> Built {
+    let body = call.subgraph("body")?;
+    let scanned = usize::try_from(call.int("num_scan_inputs", 0)?).unwrap_or(0);
+    let states = call.arity().checked_sub(1 + scanned);
+    let states = states.ok_or("it has fewer operands than num_scan_inputs")?;
+    let collected = body.output.len().checked_sub(states);
+    let collected = collected.ok_or("its body gives too few values")?;
+    let directions = flags(call, "directions", scanned)?;
+    if call.has_input(0) || scanned == 0 {
+        return Err("sequences of different lengths are not supported".into());
+    }
+    let mut operands = Vec::new();
+    for i in 1..call.arity() {
+        operands.push(call.operand(i)?.clone());
+    }
+    let last = &operands[states].dims;
+    let [batch, count] = [0, 1].map(|i| last.get(i).copied().unwrap_or(0));
+    let fits = operands
+        .iter()
+        .enumerate()
+        .all(|(i, o)| o.dims.first() == Some(&batch) && (i < states || o.dims.get(1) == Some(&count)));
+    if !fits || batch == 0 || count == 0 || batch.saturating_mul(count) > MAX_ROUNDS {
+        let types = call.types();
+        return Err(format!(
+            "operands {types} do not fit, or need more than {MAX_ROUNDS} rounds"
+        ));
+    }
+    let mut all: Vec<Vec<Operand>> = vec![Vec::new(); states + collected];
+    for b in 0..batch {
+        let mut carried = Vec::new();
+        for operand in &operands[..states] {
+            carried.push(element_of(call, operand, &[b])?);
+        }
+        let mut rounds: Vec<Vec<Operand>> = vec![Vec::new(); collected];
+        for round in 0..count {
+            let mut inputs = carried.clone();
+            for (operand, direction) in operands[states..].iter().zip(&directions) {
+                let at = if *direction != 0 { count - 1 - round } else { round };
+                inputs.push(element_of(call, operand, &[b, at])?);
+            }
+            let mut results = call.body(body, &format!("batch{b}.round{round}"), inputs)?.into_iter();
+            carried = results.by_ref().take(states).collect();
+            for (list, result) in rounds.iter_mut().zip(results) {
+                list.push(result);
+            }
+        }
+        for list in &rounds {
+            carried.push(stacked(call, list, 0, false)?);
+        }
+        for (list, result) in all.iter_mut().zip(carried) {
+            list.push(result);
+        }
+    }
+    let mut outputs = Vec::new();
+    for list in &all {
+        outputs.push(stacked(call, list, 0, false)?);
+    }
+    Ok(outputs)
+}
+
+/// What an operand has at these positions of its first axes.
+fn element_of(call: &mut Call, operand: &Operand, at: &[usize]) -> Result<Operand, String> {
+    let value = call.value_of(operand)?;
+    let mut part = value;
+    for (axis, &i) in at.iter().enumerate() {
+        part = call.graph().slice_axis(part, axis as i32, i, i + 1).into();
+    }
+    let part = call.graph().reshape(part, &operand.dims[at.len()..]);
+    Ok(call.result(part, operand.element))
+}
+
 /// A loop over the elements of an axis.
 fn scan(call: &mut Call) -> Built {
+    if call.opset < 9 {
+        return scan_of_batch(call);
+    }
     let body = call.subgraph("body")?;
     let scanned = usize::try_from(call.int("num_scan_inputs", 0)?).map_err(|_| "num_scan_inputs is negative")?;
     let states = call

@@ -1,7 +1,7 @@
 //! Convolutions over one, two and three axes.
 
 use meganeura_core::DType;
-use meganeura_core::graph::Value;
+use meganeura_core::graph::{Graph, Value};
 use meganeura_core::ops::{Conv1dOptions, Conv2dOptions, ConvTranspose2dOptions};
 
 use super::window::{Windows, declared_pads};
@@ -11,10 +11,13 @@ use crate::import::{Call, Operand};
 
 type Built = Result<Vec<Operand>, String>;
 
+/// Kernels with more taps along the first of three axes are not taken apart.
+const MAX_TAPS: usize = 1 << 10;
+
 pub(super) const OPS: &[OnnxOp] = &[
     op("Conv", 1, conv).partly("more than three axes"),
     op("ConvInteger", 10, conv_integer).partly("more than three axes"),
-    op("ConvTranspose", 1, conv_transpose).partly("more than two axes"),
+    op("ConvTranspose", 1, conv_transpose).partly("more than three axes"),
 ];
 
 /// `[n, c, ...] + [c]`.
@@ -189,12 +192,56 @@ fn removed(
     Ok(widths)
 }
 
+/// A transposed convolution over three axes: those of slices as a batch for each tap of the first axis, moved along it and
+/// summed.
+fn deep_transpose(
+    graph: &mut Graph,
+    x: Value,
+    w: Value,
+    options: ConvTranspose2dOptions,
+    stride: usize,
+    dilation: usize,
+) -> Result<Value, String> {
+    let (x_dims, w_dims) = (graph.shape(x).to_vec(), graph.shape(w).to_vec());
+    let (n, depth, taps) = (x_dims[0], x_dims[2], w_dims[2]);
+    let slices = graph.permute(x, &[0, 2, 1, 3, 4]);
+    let slices = graph.reshape(slices, &[n * depth, x_dims[1], x_dims[3], x_dims[4]]);
+    if taps > MAX_TAPS {
+        return Err(format!("a kernel of {w_dims:?} is too large"));
+    }
+    let last = (taps - 1).saturating_mul(dilation);
+    let mut sum: Option<Value> = None;
+    for tap in 0..taps {
+        let kernel = graph.slice_axis(w, 2, tap, tap + 1);
+        let kernel = graph.reshape(kernel, &[w_dims[0], w_dims[1], w_dims[3], w_dims[4]]);
+        let part = graph.conv_transpose2d(slices, kernel, options);
+        let dims = graph.shape(part).to_vec();
+        // What does not fit has been reported, and gives no shape.
+        let [_, channels, height, width] = dims.as_slice() else {
+            return Ok(part.into());
+        };
+        // Zeros between the slices, and around them where the tap puts them.
+        let part = graph.reshape(part, &[n, depth, 1, channels * height * width]);
+        let spread = graph.pad(part, &[0; 4], &[0, 0, stride - 1, 0], 0.0);
+        let spread = graph.reshape(spread, &[n, depth * stride, *channels, *height, *width]);
+        let spread = graph.slice_axis(spread, 1, 0, (depth - 1) * stride + 1);
+        let (low, high) = (tap * dilation, last - tap * dilation);
+        let placed = graph.pad(spread, &[0, low, 0, 0, 0], &[0, high, 0, 0, 0], 0.0);
+        sum = Some(match sum {
+            None => placed.into(),
+            Some(sum) => graph.add(sum, placed).into(),
+        });
+    }
+    let y = sum.ok_or("a kernel without taps")?;
+    Ok(graph.permute(y, &[0, 2, 1, 3, 4]).into())
+}
+
 fn conv_transpose(call: &mut Call) -> Built {
     let element = call.element(0)?;
     let groups = groups(call)?;
     let (x_dims, w_dims) = (call.dims(0)?, call.dims(1)?);
     let axes = x_dims.len().saturating_sub(2);
-    if !(1..=2).contains(&axes) || w_dims.len() != x_dims.len() || x_dims.contains(&0) || w_dims.contains(&0) {
+    if !(1..=3).contains(&axes) || w_dims.len() != x_dims.len() || x_dims.contains(&0) || w_dims.contains(&0) {
         return Err(format!("operands {} are not supported", call.types()));
     }
     let list = |name: &str| -> Result<Vec<usize>, String> {
@@ -216,12 +263,12 @@ fn conv_transpose(call: &mut Call) -> Built {
         w = graph.reshape(w, &[w_dims[0], w_dims[1], 1, w_dims[2]]).into();
     }
     let pair = |list: &[usize]| match list {
-        [a, b] => [*a as u32, *b as u32],
+        [a, b] | [_, a, b] => [*a as u32, *b as u32],
         [a] => [1, *a as u32],
         _ => [1, 1],
     };
     // Padding of both sides alike belongs to the operator, and the rest is cut off or added.
-    let direct = widths.iter().all(|&(low, high)| low == high && low >= 0);
+    let direct = axes < 3 && widths.iter().all(|&(low, high)| low == high && low >= 0);
     let padding: Vec<usize> = match direct {
         true => widths.iter().map(|&(low, _)| low as usize).collect(),
         false => vec![0; axes],
@@ -238,7 +285,10 @@ fn conv_transpose(call: &mut Call) -> Built {
         dilation: pair(&dilations),
         groups,
     };
-    let mut y: Value = graph.conv_transpose2d(x, w, options).into();
+    let mut y: Value = match axes {
+        3 => deep_transpose(graph, x, w, options, strides[0], dilations[0])?,
+        _ => graph.conv_transpose2d(x, w, options).into(),
+    };
     let mut dims = graph.shape(y).to_vec();
     if axes == 1 && dims.len() == 4 {
         dims.remove(2);

@@ -6,6 +6,7 @@ use meganeura_core::graph::{Graph, NodeId, Value};
 use super::{OnnxOp, fold, op};
 use crate::element::ElementType;
 use crate::import::{Call, Operand};
+use crate::small::SmallFloat;
 use crate::tensor::{Data, Tensor};
 
 type Built = Result<Vec<Operand>, String>;
@@ -13,69 +14,67 @@ type Folded = Result<Option<Vec<Tensor>>, String>;
 
 pub(super) const OPS: &[OnnxOp] = &[
     op("Abs", 1, abs).folding(|_, x| fold::unary(x, Some(i64::wrapping_abs), f64::abs)),
-    op("Add", 7, |c| arithmetic(c, |g, a, b| g.add(a, b)))
-        .folding(|_, x| fold::binary(x, i64::checked_add, |a, b| a + b)),
-    op("And", 7, |c| logical(c, |g, a, b| g.logical_and(a, b)))
-        .folding(|_, x| fold::binary(x, |a, b| Some(a & b), |a, _| a)),
+    op("Add", 1, |c| arithmetic(c, |g, a, b| g.add(a, b)))
+        .folding(|c, x| fold::pair(c, x, i64::checked_add, |a, b| a + b)),
+    op("And", 1, |c| logical(c, |g, a, b| g.logical_and(a, b)))
+        .folding(|c, x| fold::pair(c, x, |a, b| Some(a & b), |a, _| a)),
     op("BitShift", 11, bit_shift),
     op("BitwiseAnd", 18, |c| bitwise(c, |g, a, b| g.bit_and(a, b))),
     op("BitwiseNot", 18, bitwise_not),
     op("BitwiseOr", 18, |c| bitwise(c, |g, a, b| g.bit_or(a, b))),
     op("BitwiseXor", 18, |c| bitwise(c, |g, a, b| g.bit_xor(a, b))),
-    op("Cast", 6, cast)
-        .folding(fold_cast)
-        .partly("strings and floats of 8 and 4 bits"),
+    op("Cast", 6, cast).folding(fold_cast).partly("strings and float8e8m0"),
     op("CastLike", 15, cast_like)
         .folding(fold_cast_like)
-        .partly("strings and floats of 8 and 4 bits"),
-    op("Ceil", 6, |c| float(c, |g, x| g.ceil(x))).folding(|_, x| fold::unary(x, None, f64::ceil)),
-    op("Clip", 6, clip).folding(fold_clip),
-    op("Div", 7, |c| arithmetic(c, |g, a, b| g.div(a, b)))
-        .folding(|_, x| fold::binary(x, i64::checked_div, |a, b| a / b)),
-    op("Equal", 7, |c| comparison(c, |g, a, b| g.equal(a, b)))
-        .folding(|_, x| fold::compare(x, |a, b| a == b, |a, b| a == b))
+        .partly("strings and float8e8m0"),
+    op("Ceil", 1, |c| float(c, |g, x| g.ceil(x))).folding(|_, x| fold::unary(x, None, f64::ceil)),
+    op("Clip", 1, clip).folding(fold_clip),
+    op("Div", 1, |c| arithmetic(c, |g, a, b| g.div(a, b)))
+        .folding(|c, x| fold::pair(c, x, i64::checked_div, |a, b| a / b)),
+    op("Equal", 1, |c| comparison(c, |g, a, b| g.equal(a, b)))
+        .folding(|c, x| fold::compare_pair(c, x, |a, b| a == b, |a, b| a == b))
         .partly("strings"),
-    op("Exp", 6, |c| float(c, |g, x| g.exp(x))).folding(|_, x| fold::unary(x, None, f64::exp)),
-    op("Floor", 6, |c| float(c, |g, x| g.floor(x))).folding(|_, x| fold::unary(x, None, f64::floor)),
-    op("Greater", 7, |c| comparison(c, |g, a, b| g.greater_than(a, b)))
-        .folding(|_, x| fold::compare(x, |a, b| a > b, |a, b| a > b)),
+    op("Exp", 1, |c| float(c, |g, x| g.exp(x))).folding(|_, x| fold::unary(x, None, f64::exp)),
+    op("Floor", 1, |c| float(c, |g, x| g.floor(x))).folding(|_, x| fold::unary(x, None, f64::floor)),
+    op("Greater", 1, |c| comparison(c, |g, a, b| g.greater_than(a, b)))
+        .folding(|c, x| fold::compare_pair(c, x, |a, b| a > b, |a, b| a > b)),
     op("GreaterOrEqual", 12, |c| comparison(c, |g, a, b| g.greater_equal(a, b)))
         .folding(|_, x| fold::compare(x, |a, b| a >= b, |a, b| a >= b)),
     op("Identity", 1, identity)
         .folding(fold::first)
-        .partly("sequences and optional values"),
+        .partly("optional values"),
     op("IsInf", 10, is_inf),
     op("IsNaN", 9, is_nan),
-    op("Less", 7, |c| comparison(c, |g, a, b| g.less_than(a, b)))
-        .folding(|_, x| fold::compare(x, |a, b| a < b, |a, b| a < b)),
+    op("Less", 1, |c| comparison(c, |g, a, b| g.less_than(a, b)))
+        .folding(|c, x| fold::compare_pair(c, x, |a, b| a < b, |a, b| a < b)),
     op("LessOrEqual", 12, |c| comparison(c, |g, a, b| g.less_equal(a, b)))
         .folding(|_, x| fold::compare(x, |a, b| a <= b, |a, b| a <= b)),
-    op("Log", 6, |c| float(c, |g, x| g.log(x))).folding(|_, x| fold::unary(x, None, f64::ln)),
-    op("Max", 6, |c| variadic(c, |g, a, b| g.max(a, b)))
+    op("Log", 1, |c| float(c, |g, x| g.log(x))).folding(|_, x| fold::unary(x, None, f64::ln)),
+    op("Max", 1, |c| variadic(c, |g, a, b| g.max(a, b)))
         .folding(|_, x| fold::binary(x, |a, b| Some(a.max(b)), nan_max)),
-    op("Mean", 6, mean),
-    op("Min", 6, |c| variadic(c, |g, a, b| g.min(a, b)))
+    op("Mean", 1, mean),
+    op("Min", 1, |c| variadic(c, |g, a, b| g.min(a, b)))
         .folding(|_, x| fold::binary(x, |a, b| Some(a.min(b)), nan_min)),
     op("Mod", 10, modulo).folding(fold_mod),
-    op("Mul", 7, |c| arithmetic(c, |g, a, b| g.mul(a, b)))
-        .folding(|_, x| fold::binary(x, i64::checked_mul, |a, b| a * b)),
-    op("Neg", 6, negate).folding(|_, x| fold::unary(x, Some(i64::wrapping_neg), |v| -v)),
+    op("Mul", 1, |c| arithmetic(c, |g, a, b| g.mul(a, b)))
+        .folding(|c, x| fold::pair(c, x, i64::checked_mul, |a, b| a * b)),
+    op("Neg", 1, negate).folding(|_, x| fold::unary(x, Some(i64::wrapping_neg), |v| -v)),
     op("Not", 1, not).folding(|_, x| fold::unary(x, Some(|v| i64::from(v == 0)), |v| v)),
-    op("Or", 7, |c| logical(c, |g, a, b| g.logical_or(a, b)))
-        .folding(|_, x| fold::binary(x, |a, b| Some(a | b), |a, _| a)),
-    op("Pow", 7, pow).folding(fold_pow),
-    op("Reciprocal", 6, |c| float(c, |g, x| g.reciprocal(x))).folding(|_, x| fold::unary(x, None, f64::recip)),
-    op("Relu", 6, relu).folding(|_, x| fold::unary(x, Some(|v| v.max(0)), |v| v.max(0.0))),
+    op("Or", 1, |c| logical(c, |g, a, b| g.logical_or(a, b)))
+        .folding(|c, x| fold::pair(c, x, |a, b| Some(a | b), |a, _| a)),
+    op("Pow", 1, pow).folding(fold_pow),
+    op("Reciprocal", 1, |c| float(c, |g, x| g.reciprocal(x))).folding(|_, x| fold::unary(x, None, f64::recip)),
+    op("Relu", 1, relu).folding(|_, x| fold::unary(x, Some(|v| v.max(0)), |v| v.max(0.0))),
     op("Round", 11, |c| float(c, |g, x| g.round(x))).folding(|_, x| fold::unary(x, None, f64::round_ties_even)),
     op("Sign", 9, sign).folding(|_, x| fold::unary(x, Some(i64::signum), sign_of)),
-    op("Sqrt", 6, |c| float(c, |g, x| g.sqrt(x))).folding(|_, x| fold::unary(x, None, f64::sqrt)),
-    op("Sub", 7, |c| arithmetic(c, |g, a, b| g.sub(a, b)))
-        .folding(|_, x| fold::binary(x, i64::checked_sub, |a, b| a - b)),
-    op("Sum", 6, |c| variadic(c, |g, a, b| g.add(a, b)))
+    op("Sqrt", 1, |c| float(c, |g, x| g.sqrt(x))).folding(|_, x| fold::unary(x, None, f64::sqrt)),
+    op("Sub", 1, |c| arithmetic(c, |g, a, b| g.sub(a, b)))
+        .folding(|c, x| fold::pair(c, x, i64::checked_sub, |a, b| a - b)),
+    op("Sum", 1, |c| variadic(c, |g, a, b| g.add(a, b)))
         .folding(|_, x| fold::binary(x, i64::checked_add, |a, b| a + b)),
     op("Where", 9, where_).folding(fold_where),
-    op("Xor", 7, |c| logical(c, |g, a, b| g.logical_xor(a, b)))
-        .folding(|_, x| fold::binary(x, |a, b| Some(a ^ b), |a, _| a)),
+    op("Xor", 1, |c| logical(c, |g, a, b| g.logical_xor(a, b)))
+        .folding(|c, x| fold::pair(c, x, |a, b| Some(a ^ b), |a, _| a)),
 ];
 
 fn nan_max(a: f64, b: f64) -> f64 {
@@ -107,9 +106,26 @@ pub(super) fn float(call: &mut Call, f: fn(&mut Graph, Value) -> NodeId) -> Buil
     call.one(y, element)
 }
 
+/// The second operand, with axes so that it broadcasts to the first: before version 7 attribute `axis` says which axis of that
+/// its first one is.
+fn second(call: &mut Call) -> Result<Value, String> {
+    let b = call.value(1)?;
+    if !fold::names_axis(call) {
+        return Ok(b);
+    }
+    let rank = call.dims(0)?.len();
+    let mut dims = call.dims(1)?;
+    let axis = call.axis(call.int("axis", 0)?, rank)?;
+    if axis + dims.len() > rank {
+        return Err(format!("operands {} do not fit at axis {axis}", call.types()));
+    }
+    dims.resize(rank - axis, 1);
+    Ok(call.graph().reshape(b, &dims).into())
+}
+
 /// An operator of two numbers.
 fn arithmetic(call: &mut Call, f: fn(&mut Graph, Value, Value) -> NodeId) -> Built {
-    let (a, b) = (call.value(0)?, call.value(1)?);
+    let (a, b) = (call.value(0)?, second(call)?);
     let element = call.element(0)?;
     let y = f(call.graph(), a, b);
     let y = call.wrap(y.into(), element);
@@ -140,7 +156,7 @@ fn mean(call: &mut Call) -> Built {
 }
 
 fn comparison(call: &mut Call, f: fn(&mut Graph, Value, Value) -> NodeId) -> Built {
-    let (a, b) = (call.value(0)?, call.value(1)?);
+    let (a, b) = (call.value(0)?, second(call)?);
     let y = f(call.graph(), a, b);
     call.one(y, ElementType::Bool)
 }
@@ -177,14 +193,44 @@ fn bitwise_not(call: &mut Call) -> Built {
     call.one(y, element)
 }
 
+/// Shifts, of signed integers with their sign: what is shifted out to the left is gone, and to the right the sign fills up.
+/// By a negative amount, or by all bits and more, only that filling is left.
 fn bit_shift(call: &mut Call) -> Built {
     let element = call.element(0)?;
-    let (x, by) = (call.value(0)?, call.value(1)?);
-    let y = match &*call.string("direction", "")? {
-        "LEFT" => call.graph().shift_left(x, by),
-        "RIGHT" => call.graph().shift_right(x, by),
+    let left = match &*call.string("direction", "")? {
+        "LEFT" => true,
+        "RIGHT" => false,
         other => return Err(format!("direction `{other}` is neither LEFT nor RIGHT")),
     };
+    let (x, by) = (call.value(0)?, call.value(1)?);
+    let signed = element.is_signed();
+    let zero = signed.then(|| call.scalar(element, 0.0));
+    let graph = call.graph();
+    // Negative amounts become large ones.
+    let (bits, by) = (graph.cast(x, DType::U32), graph.cast(by, DType::U32));
+    let (width, nothing) = (graph.scalar_of(DType::U32, 32.0), graph.scalar_of(DType::U32, 0.0));
+    let inside = graph.less_than(by, width);
+    let by = graph.select(inside, by, nothing);
+    let shifted = |graph: &mut Graph, bits: NodeId| {
+        let y = match left {
+            true => graph.shift_left(bits, by),
+            false => graph.shift_right(bits, by),
+        };
+        graph.select(inside, y, nothing)
+    };
+    let y = match zero {
+        // A negative number to the right: zeros shift into its complement.
+        Some(zero) if !left => {
+            let negative = graph.less_than(x, zero);
+            let complement = graph.bit_not(bits);
+            let from = graph.select(negative, complement, bits);
+            let y = shifted(graph, from);
+            let complement = graph.bit_not(y);
+            graph.select(negative, complement, y)
+        }
+        _ => shifted(graph, bits),
+    };
+    let y = graph.cast(y, element.dtype());
     let y = call.wrap(y.into(), element);
     call.one(y, element)
 }
@@ -253,20 +299,34 @@ fn cast_like(call: &mut Call) -> Built {
 
 fn fold_cast(call: &Call, operands: &[Option<&Tensor>]) -> Folded {
     let [Some(x)] = operands else { return Ok(None) };
-    Ok(Some(vec![x.cast(target(call)?)]))
+    let to = target(call)?;
+    // Known tensors saturate.
+    match call.int("saturate", 1)? == 0 && SmallFloat::of(to).is_some() {
+        true => Ok(None),
+        false => Ok(Some(vec![x.cast(to)])),
+    }
 }
 
-fn fold_cast_like(_: &Call, operands: &[Option<&Tensor>]) -> Folded {
+fn fold_cast_like(call: &Call, operands: &[Option<&Tensor>]) -> Folded {
     let [Some(x), Some(like)] = operands else {
         return Ok(None);
     };
-    Ok(Some(vec![x.cast(like.element())]))
+    match call.int("saturate", 1)? == 0 && SmallFloat::of(like.element()).is_some() {
+        true => Ok(None),
+        false => Ok(Some(vec![x.cast(like.element())])),
+    }
 }
 
 fn cast_to(call: &mut Call, to: ElementType) -> Built {
     let from = call.element(0)?;
     let x = call.value(0)?;
-    let y = convert(call, x, from, to);
+    let y = match SmallFloat::of(to) {
+        Some(small) if from != to => {
+            let saturate = call.int("saturate", 1)? != 0;
+            super::small::rounded(call, x, small, saturate)
+        }
+        _ => convert(call, x, from, to),
+    };
     call.one(y, to)
 }
 
@@ -274,6 +334,9 @@ fn cast_to(call: &mut Call, to: ElementType) -> Built {
 pub(super) fn convert(call: &mut Call, x: Value, from: ElementType, to: ElementType) -> Value {
     if from == to {
         return x;
+    }
+    if let Some(small) = SmallFloat::of(to) {
+        return super::small::rounded(call, x, small, true);
     }
     if to == ElementType::Bool {
         let zero = call.scalar(from, 0.0);
@@ -398,7 +461,7 @@ fn fold_mod(call: &Call, operands: &[Option<&Tensor>]) -> Folded {
 fn pow(call: &mut Call) -> Built {
     let (element, exponent_type) = (call.element(0)?, call.element(1)?);
     let exponent = call.tensor(1).filter(|t| t.len() == 1).map(|t| t.to_f64()[0]);
-    let (x, by) = (call.value(0)?, call.value(1)?);
+    let (x, by) = (call.value(0)?, second(call)?);
     if element.is_float() {
         let same_rank = call.dims(1)?.len() <= call.dims(0)?.len();
         if exponent == Some(2.0) && same_rank {
@@ -426,7 +489,10 @@ fn power(g: &mut Graph, x: Value, y: Value) -> NodeId {
     g.pow(x, y)
 }
 
-fn fold_pow(_: &Call, operands: &[Option<&Tensor>]) -> Folded {
+fn fold_pow(call: &Call, operands: &[Option<&Tensor>]) -> Folded {
+    if fold::names_axis(call) {
+        return Ok(None);
+    }
     let [Some(x), Some(by)] = operands else { return Ok(None) };
     let by = by.cast(x.element());
     let of_ints = |a: i64, b: i64| u32::try_from(b).ok().and_then(|b| a.checked_pow(b));
@@ -470,16 +536,6 @@ fn fold_where(_: &Call, operands: &[Option<&Tensor>]) -> Folded {
     })
 }
 
-/// `sign(x) 2 atan(...)` would need another primitive; `atan x = asin(x / sqrt(1 + x^2))`.
-/// `asin x = atan(x / sqrt(1 - x^2))`.
-/// `acos x = pi / 2 - asin x`, as an angle between two sides, which keeps its bits near 1.
-/// `ln(x + sqrt(x^2 - 1))`.
-/// `sign(x) ln(|x| + sqrt(x^2 + 1))`.
-/// `ln((1 + x) / (1 - x)) / 2`.
-/// `(e^x + e^-x) / 2`.
-/// `(e^x - e^-x) / 2`, by `expm1`, which keeps its bits near 0.
-/// `max(0, x) + min(0, alpha (e^(x / alpha) - 1))`.
-/// `x sigmoid(alpha x)`.
 fn is_nan(call: &mut Call) -> Built {
     let x = call.value(0)?;
     let y = call.graph().not_equal(x, x);

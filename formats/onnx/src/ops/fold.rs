@@ -112,6 +112,37 @@ pub(super) fn binary(
     Ok(Some(vec![result]))
 }
 
+/// Whether the node is of a version before 7, and says which axis of its first operand the second one begins at.
+pub(super) fn names_axis(call: &Call) -> bool {
+    call.opset < 7 && call.attributes().has("axis")
+}
+
+/// [`binary`] of an operator that may name an axis, where it does not.
+pub(super) fn pair(
+    call: &Call,
+    operands: &[Option<&Tensor>],
+    of_ints: fn(i64, i64) -> Option<i64>,
+    of_floats: fn(f64, f64) -> f64,
+) -> Result<Option<Vec<Tensor>>, String> {
+    match names_axis(call) {
+        true => Ok(None),
+        false => binary(operands, of_ints, of_floats),
+    }
+}
+
+/// [`compare`] of an operator that may name an axis, where it does not.
+pub(super) fn compare_pair(
+    call: &Call,
+    operands: &[Option<&Tensor>],
+    of_ints: fn(i64, i64) -> bool,
+    of_floats: fn(f64, f64) -> bool,
+) -> Result<Option<Vec<Tensor>>, String> {
+    match names_axis(call) {
+        true => Ok(None),
+        false => compare(operands, of_ints, of_floats),
+    }
+}
+
 /// Whether a relation holds between two operands.
 pub(super) fn compare(
     operands: &[Option<&Tensor>],

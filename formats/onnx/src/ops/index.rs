@@ -1,7 +1,7 @@
 //! Elements chosen by other elements.
 
 use meganeura_core::DType;
-use meganeura_core::graph::Value;
+use meganeura_core::graph::{NodeId, Value};
 
 use super::fold::{MAX_FOLDED, indices, strides};
 use super::{OnnxOp, op};
@@ -11,6 +11,9 @@ use crate::tensor::{Tensor, element_count};
 
 type Built = Result<Vec<Operand>, String>;
 type Folded = Result<Option<Vec<Tensor>>, String>;
+
+/// Pairs of an element and an update that a reduction may compare.
+const MAX_PAIRS: usize = 1 << 22;
 
 pub(super) const OPS: &[OnnxOp] = &[
     op("ArgMax", 1, |c| arg_extreme(c, true)),
@@ -24,8 +27,8 @@ pub(super) const OPS: &[OnnxOp] = &[
         .partly("operands that are not known when importing"),
     op("OneHot", 9, one_hot).partly("a depth that depends on the data of an input"),
     op("Scatter", 9, scatter_elements),
-    op("ScatterElements", 11, scatter_elements).partly("max, min, mul, and add with repeated indices in integer types"),
-    op("ScatterND", 11, scatter_nd).partly("max, min and mul"),
+    op("ScatterElements", 11, scatter_elements).partly("max, min and mul of many updates of large tensors"),
+    op("ScatterND", 11, scatter_nd).partly("max, min and mul of many updates of large tensors"),
     op("TensorScatter", 24, tensor_scatter).partly("positions that depend on the data of an input"),
     op("TopK", 1, top_k).partly("a number that depends on the data of an input"),
 ];
@@ -212,10 +215,69 @@ fn scatter_nd(call: &mut Call) -> Built {
             let sums = graph.scatter_add(offsets, updates, rows);
             graph.add(table, sums)
         }
-        other => return Err(format!("reduction `{other}` is not supported")),
+        other => reduced_scatter(call, table.into(), offsets.into(), updates.into(), other)?,
     };
-    let y = graph.reshape(y, &dims);
+    let y = call.graph().reshape(y, &dims);
     call.one(y, element)
+}
+
+/// Updates of a table's rows by another reduction than a sum: each row against all updates, where those of other rows change
+/// nothing.
+fn reduced_scatter(
+    call: &mut Call,
+    table: Value,
+    at: Value,
+    updates: Value,
+    reduction: &str,
+) -> Result<NodeId, String> {
+    let graph = call.graph();
+    let (dims, count) = (graph.shape(table).to_vec(), graph.shape(at).iter().product::<usize>());
+    let (rows, width) = (
+        dims.first().copied().unwrap_or(1),
+        dims.iter().skip(1).product::<usize>(),
+    );
+    if element_count(&[count, rows, width]).is_none_or(|n| n > MAX_PAIRS) {
+        return Err(format!(
+            "reduction `{reduction}` of {count} updates of {dims:?} is not supported"
+        ));
+    }
+    let dtype = graph.dtype(table);
+    let (low, high) = match dtype {
+        DType::I32 => (f64::from(i32::MIN), f64::from(i32::MAX)),
+        DType::U32 => (0.0, f64::from(u32::MAX)),
+        _ => (f64::NEG_INFINITY, f64::INFINITY),
+    };
+    let neutral = match reduction {
+        "max" => low,
+        "min" => high,
+        "mul" => 1.0,
+        other => return Err(format!("reduction `{other}` is not known")),
+    };
+    if count == 0 {
+        return Ok(graph.reshape(table, &dims));
+    }
+    let neutral = graph.scalar_of(dtype, neutral);
+    let counting = graph.constant_u32((0..rows as u32).collect(), &[1, rows, 1]);
+    let at = graph.reshape(at, &[count, 1, 1]);
+    let hit = graph.equal(at, counting);
+    let updates = graph.reshape(updates, &[count, 1, width]);
+    let all = graph.select(hit, updates, neutral);
+    let table = graph.reshape(table, &[rows, width]);
+    let y = match reduction {
+        "max" => {
+            let largest = graph.max_reduce(all, &[0], false);
+            graph.max(table, largest)
+        }
+        "min" => {
+            let smallest = graph.min_reduce(all, &[0], false);
+            graph.min(table, smallest)
+        }
+        _ => {
+            let product = graph.prod(all, &[0], false);
+            graph.mul(table, product)
+        }
+    };
+    Ok(graph.reshape(y, &dims))
 }
 
 fn scatter_elements(call: &mut Call) -> Built {
@@ -266,9 +328,9 @@ fn scatter_elements(call: &mut Call) -> Built {
             let sums = graph.scatter_add(offsets, updates, total);
             graph.add(flat, sums)
         }
-        other => return Err(format!("reduction `{other}` is not supported")),
+        other => reduced_scatter(call, flat.into(), offsets.into(), updates.into(), other)?,
     };
-    let y = graph.reshape(y, &dims);
+    let y = call.graph().reshape(y, &dims);
     call.one(y, element)
 }
 
@@ -293,7 +355,7 @@ fn tensor_scatter(call: &mut Call) -> Built {
     let steps = strides(&dims);
     let mut offsets = Vec::new();
     for index in indices(&piece) {
-        let mut at = starts[index[0]] + index[axis] as i64;
+        let mut at = starts[index[0]].saturating_add(index[axis] as i64);
         if circular {
             at = at.rem_euclid(dims[axis] as i64);
         }

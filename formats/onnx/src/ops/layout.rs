@@ -13,11 +13,11 @@ type Folded = Result<Option<Vec<Tensor>>, String>;
 pub(super) const KNOWN_SHAPE: &str = "a shape that depends on the data of an input";
 
 pub(super) const OPS: &[OnnxOp] = &[
-    op("Concat", 4, concat).folding(fold_concat),
+    op("Concat", 1, concat).folding(fold_concat),
     op("Constant", 1, constant).partly("strings and sparse tensors"),
     op("ConstantOfShape", 9, constant_of_shape).partly(KNOWN_SHAPE),
     op("DepthToSpace", 1, depth_to_space),
-    op("Dropout", 7, dropout).partly("training mode"),
+    op("Dropout", 1, dropout).partly("training mode"),
     op("Expand", 8, expand).folding(fold_expand).partly(KNOWN_SHAPE),
     op("EyeLike", 9, eye_like),
     op("Flatten", 1, flatten),
@@ -417,7 +417,10 @@ fn eye_like(call: &mut Call) -> Built {
 }
 
 fn dropout(call: &mut Call) -> Built {
-    let training = call.known_scalar(2, "the training mode")?.unwrap_or(0.0) != 0.0;
+    let training = match call.opset < 7 {
+        true => call.int("is_test", 0)? == 0 && call.float("ratio", 0.5)? != 0.0,
+        false => call.known_scalar(2, "the training mode")?.unwrap_or(0.0) != 0.0,
+    };
     if training && call.known_scalar(1, "the ratio")?.unwrap_or(0.5) != 0.0 {
         return Err("dropping elements (training_mode) is not supported".into());
     }

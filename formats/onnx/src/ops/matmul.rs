@@ -14,8 +14,8 @@ const MAX_EXACT_TERMS: usize = (1 << 24) / (255 * 255);
 
 pub(super) const OPS: &[OnnxOp] = &[
     op("Det", 11, det).partly("matrices larger than 8 x 8"),
-    op("Einsum", 12, einsum).partly("repeated letters in one operand"),
-    op("Gemm", 7, gemm),
+    op("Einsum", 12, einsum).partly("letters twice in the result"),
+    op("Gemm", 1, gemm),
     op("MatMul", 1, matmul),
     op("MatMulInteger", 10, matmul_integer),
     ms("FusedMatMul", fused_matmul),
@@ -349,6 +349,34 @@ fn contract(call: &mut Call, a: Lettered, b: Lettered, needed: &[u32]) -> Result
     Ok(Lettered { value, letters })
 }
 
+/// What an operand has where all axes of a letter have the same index.
+fn diagonal(call: &mut Call, mut x: Lettered) -> Result<Lettered, String> {
+    let pair = |letters: &[u32]| {
+        let second = (0..letters.len()).find(|&i| letters[..i].contains(&letters[i]))?;
+        let first = letters.iter().position(|l| *l == letters[second])?;
+        Some((first, second))
+    };
+    while let Some((first, second)) = pair(&x.letters) {
+        let graph = call.graph();
+        let dims = graph.shape(x.value).to_vec();
+        let size = dims.get(first).copied().unwrap_or(0);
+        if dims.get(second) != Some(&size) || size == 0 || size >= 1 << 16 {
+            return Err(format!("an operand of {dims:?} has no diagonal"));
+        }
+        let rest: Vec<usize> = (0..dims.len()).filter(|&i| i != first && i != second).collect();
+        let order: Vec<u32> = [first, second].iter().chain(&rest).map(|&i| i as u32).collect();
+        let moved = graph.permute(x.value, &order);
+        let others: Vec<usize> = rest.iter().map(|&i| dims[i]).collect();
+        let flat = graph.reshape(moved, &[&[size * size], others.as_slice()].concat());
+        let at = (0..size).map(|i| (i * (size + 1)) as u32).collect();
+        let at = graph.constant_u32(at, &[size]);
+        x.value = graph.gather_axis(at, flat, 0).into();
+        let letters = rest.iter().map(|&i| x.letters[i]);
+        x.letters = std::iter::once(x.letters[first]).chain(letters).collect();
+    }
+    Ok(x)
+}
+
 fn einsum(call: &mut Call) -> Built {
     let element = call.element(0)?;
     let ranks: Vec<usize> = (0..call.arity())
@@ -356,16 +384,14 @@ fn einsum(call: &mut Call) -> Built {
         .collect::<Result<_, _>>()?;
     let (inputs, output) = letters(&call.string("equation", "")?, &ranks)?;
     let repeated = |list: &[u32]| list.iter().enumerate().any(|(i, l)| list[..i].contains(l));
-    if inputs.iter().any(|l| repeated(l)) || repeated(&output) {
-        return Err("an operand names a letter twice".into());
+    if repeated(&output) {
+        return Err("the result names a letter twice".into());
     }
     let mut operands = Vec::new();
     for (i, letters) in inputs.iter().enumerate() {
         let value = call.value(i)?;
-        operands.push(Lettered {
-            value,
-            letters: letters.clone(),
-        });
+        let letters = letters.clone();
+        operands.push(diagonal(call, Lettered { value, letters })?);
     }
     let mut operands = operands.into_iter();
     let mut result = operands.next().ok_or("it has no operands")?;

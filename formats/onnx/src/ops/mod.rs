@@ -4,21 +4,31 @@ mod activation;
 mod attention;
 mod control;
 mod conv;
+mod deform;
 mod elementwise;
+mod features;
 mod fold;
+mod fourier;
 mod index;
+mod known;
 mod layout;
 mod loss;
 mod matmul;
 mod norm;
 mod pool;
+mod preview;
 mod quantized;
 mod recurrent;
 mod reduce;
 mod resize;
+mod sample;
+mod sequence;
 mod signal;
 mod slice;
+mod small;
 mod softmax;
+mod state;
+mod unpool;
 mod window;
 
 use crate::import::{Call, Operand};
@@ -117,31 +127,45 @@ const fn ms(name: &'static str, build: Build) -> OnnxOp {
 }
 
 /// This crate's tables.
-const FAMILIES: [&[OnnxOp]; 18] = [
+const FAMILIES: [&[OnnxOp]; 27] = [
     activation::OPS,
     attention::OPS,
     control::OPS,
     conv::OPS,
+    deform::OPS,
     elementwise::OPS,
+    features::OPS,
+    fourier::OPS,
     index::OPS,
+    known::OPS,
     layout::OPS,
     loss::OPS,
     matmul::OPS,
     norm::OPS,
     pool::OPS,
+    preview::OPS,
     quantized::OPS,
     recurrent::OPS,
     reduce::OPS,
     resize::OPS,
+    sample::OPS,
+    sequence::OPS,
     signal::OPS,
     slice::OPS,
     softmax::OPS,
+    state::OPS,
+    unpool::OPS,
 ];
 
 /// All operators: those that other crates register first.
 pub fn operators() -> impl Iterator<Item = &'static OnnxOp> {
     let registered = inventory::iter::<Registration>.into_iter().flat_map(|r| r.0);
     registered.chain(FAMILIES.into_iter().flatten())
+}
+
+/// Whether an operator is made for sequences as well, or passes on what it is given.
+pub(crate) fn takes_sequences(op: &OnnxOp) -> bool {
+    sequence::TAKE_SEQUENCES.contains(&op.name)
 }
 
 /// The operator of that domain and name.

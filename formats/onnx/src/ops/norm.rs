@@ -10,9 +10,9 @@ use crate::import::{Call, Operand};
 type Built = Result<Vec<Operand>, String>;
 
 pub(super) const OPS: &[OnnxOp] = &[
-    op("BatchNormalization", 7, batch_norm),
+    op("BatchNormalization", 1, batch_norm).partly("training before version 14, statistics of each position"),
     op("GroupNormalization", 18, group_norm),
-    op("InstanceNormalization", 6, instance_norm),
+    op("InstanceNormalization", 1, instance_norm),
     op("LRN", 1, lrn),
     op("LayerNormalization", 1, layer_norm),
     op("MeanVarianceNormalization", 9, mean_variance_norm),
@@ -33,6 +33,9 @@ fn batch_norm(call: &mut Call) -> Built {
     let eps = call.float("epsilon", 1e-5)?;
     if call.opset < 9 && call.int("spatial", 1)? == 0 {
         return Err("statistics of each position are not supported".into());
+    }
+    if call.opset < 7 && call.int("is_test", 0)? == 0 {
+        return Err("statistics of the batch (is_test = 0) are not supported".into());
     }
     let x = call.value(0)?;
     let [weight, bias, mean, var] = [call.value(1)?, call.value(2)?, call.value(3)?, call.value(4)?];

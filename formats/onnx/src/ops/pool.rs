@@ -12,7 +12,7 @@ use crate::read::dimensions;
 
 type Built = Result<Vec<Operand>, String>;
 
-/// Windows of more elements are not taken apart.
+/// Windows of more elements along their axes are not taken apart.
 const MAX_TAPS: usize = 1 << 10;
 
 pub(super) const OPS: &[OnnxOp] = &[
@@ -52,26 +52,46 @@ fn windows(call: &Call) -> Result<Windows, String> {
     Windows::of(call, &dims[2..], &dimensions(&kernel)?, round_up)
 }
 
-/// Every element of the windows on its own: for each tap of the kernel the elements that it meets, in one tensor.
-fn taps(graph: &mut Graph, x: Value, windows: &Windows) -> Result<Vec<Value>, String> {
-    let count: usize = windows.kernel.iter().product();
+/// A reduction of windows, one axis after the other: of the elements that each tap along an axis meets.
+fn by_axes(
+    graph: &mut Graph,
+    x: Value,
+    windows: &Windows,
+    f: fn(&mut Graph, Value, Value) -> NodeId,
+) -> Result<Value, String> {
+    let count: usize = windows.kernel.iter().fold(0, |sum: usize, k| sum.saturating_add(*k));
     if count > MAX_TAPS {
         return Err(format!("windows of {:?} are too large", windows.kernel));
     }
-    let dims = graph.shape(x).to_vec();
-    if dims.len() != windows.kernel.len() + 2 {
-        return Err(format!("windows of {:?} do not fit {dims:?}", windows.kernel));
+    if graph.shape(x).len() != windows.kernel.len() + 2 {
+        return Err(format!(
+            "windows of {:?} do not fit {:?}",
+            windows.kernel,
+            graph.shape(x)
+        ));
     }
-    let found = super::fold::indices(&windows.kernel).map(|tap| {
-        let (mut starts, mut ends, mut steps) = (vec![0; dims.len()], dims.clone(), vec![1; dims.len()]);
-        for (i, &at) in tap.iter().enumerate() {
-            starts[i + 2] = at * windows.dilations[i];
+    let mut x = x;
+    for i in 0..windows.kernel.len() {
+        let dims = graph.shape(x).to_vec();
+        // What does not fit has been reported, and gives no shape.
+        if dims.len() != windows.kernel.len() + 2 {
+            return Ok(x);
+        }
+        let mut result: Option<Value> = None;
+        for tap in 0..windows.kernel[i] {
+            let (mut starts, mut ends, mut steps) = (vec![0; dims.len()], dims.clone(), vec![1; dims.len()]);
+            starts[i + 2] = tap * windows.dilations[i];
             steps[i + 2] = windows.strides[i];
             ends[i + 2] = starts[i + 2] + (windows.out[i] - 1) * windows.strides[i] + 1;
+            let part: Value = graph.slice_strided(x, &starts, &ends, &steps).into();
+            result = Some(match result {
+                None => part,
+                Some(before) => f(graph, before, part).into(),
+            });
         }
-        graph.slice_strided(x, &starts, &ends, &steps).into()
-    });
-    Ok(found.collect())
+        x = result.ok_or("windows without elements")?;
+    }
+    Ok(x)
 }
 
 fn options(windows: &Windows, padding: [usize; 2]) -> Pool2dOptions {
@@ -105,16 +125,39 @@ fn max_pool(call: &mut Call) -> Built {
         return call.one(y, element);
     }
     if call.wants(1) {
-        let padding = own_padding(&windows).filter(|_| call.int("storage_order", 0) == Ok(0));
-        let padding = padding.ok_or("the positions of these windows are not supported")?;
+        let padding = own_padding(&windows).ok_or("the positions of these windows are not supported")?;
+        let columns_first = call.int("storage_order", 0)? != 0;
+        let dims = call.dims(0)?;
         let graph = call.graph();
         let y = graph.max_pool2d(x, options(&windows, padding));
         let at = graph.port(y, 1);
-        let at = graph.cast(at, DType::I32);
+        let mut at = graph.cast(at, DType::I32);
+        if let (true, [_, _, height, width]) = (columns_first, dims.as_slice()) {
+            at = transposed_positions(graph, at, *height, *width);
+        }
         return Ok(vec![call.result(y, element), call.result(at, ElementType::I64)]);
     }
     let y = max_of_windows(call, x, &windows)?;
     call.one(y, element)
+}
+
+/// Positions in images whose columns stand one after the other, from those in images of rows.
+fn transposed_positions(graph: &mut Graph, at: NodeId, height: usize, width: usize) -> NodeId {
+    let number = |g: &mut Graph, v: usize| g.scalar_of(DType::I32, v as f64);
+    let (height, width, area) = (
+        number(graph, height),
+        number(graph, width),
+        number(graph, height * width),
+    );
+    let image = graph.div(at, area);
+    let start = graph.mul(image, area);
+    let inside = graph.sub(at, start);
+    let row = graph.div(inside, width);
+    let skipped = graph.mul(row, width);
+    let column = graph.sub(inside, skipped);
+    let down = graph.mul(column, height);
+    let moved = graph.add(down, row);
+    graph.add(start, moved)
 }
 
 fn max_of_windows(call: &mut Call, x: Value, windows: &Windows) -> Result<Value, String> {
@@ -127,9 +170,7 @@ fn max_of_windows(call: &mut Call, x: Value, windows: &Windows) -> Result<Value,
     if is_plain(windows) {
         return Ok(graph.max_pool2d(padded, options(windows, [0, 0])).into());
     }
-    let taps = taps(graph, padded.into(), windows)?;
-    let largest = taps.into_iter().reduce(|a, b| graph.max(a, b).into());
-    largest.ok_or_else(|| "windows without elements".into())
+    by_axes(graph, padded.into(), windows, |g, a, b| g.max(a, b))
 }
 
 /// Sums over windows, with zeros beyond the image.
@@ -148,10 +189,7 @@ fn sum_of_windows(call: &mut Call, x: Value, windows: &Windows) -> Result<Value,
         return Ok(graph.mul(mean, factor).into());
     }
     let padded = graph.pad(x, &low, &high, 0.0);
-    let taps = taps(graph, padded.into(), windows)?;
-    taps.into_iter()
-        .reduce(|a, b| graph.add(a, b).into())
-        .ok_or_else(|| "windows without elements".into())
+    by_axes(graph, padded.into(), windows, |g, a, b| g.add(a, b))
 }
 
 /// How many elements of each window along one axis count: those of the image, and with `padding` those added to it.

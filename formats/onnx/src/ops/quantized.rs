@@ -6,19 +6,18 @@ use meganeura_core::graph::Value;
 use super::{OnnxOp, conv, fold, ms, op};
 use crate::element::ElementType;
 use crate::import::{Call, Operand};
+use crate::small::SmallFloat;
 use crate::tensor::Tensor;
 
 type Built = Result<Vec<Operand>, String>;
 type Folded = Result<Option<Vec<Tensor>>, String>;
 
 pub(super) const OPS: &[OnnxOp] = &[
-    op("DequantizeLinear", 10, dequantize)
-        .folding(fold_dequantize)
-        .partly("floats of 8 and 4 bits"),
+    op("DequantizeLinear", 10, dequantize).folding(fold_dequantize),
     op("DynamicQuantizeLinear", 11, dynamic_quantize),
     op("QLinearConv", 10, qlinear_conv),
     op("QLinearMatMul", 10, qlinear_matmul),
-    op("QuantizeLinear", 10, quantize).partly("floats of 8 and 4 bits"),
+    op("QuantizeLinear", 10, quantize),
     ms("DequantizeLinear", dequantize).folding(fold_dequantize),
     ms("DynamicQuantizeMatMul", dynamic_quantize_matmul),
     ms("MatMulIntegerToFloat", matmul_integer_to_float),
@@ -65,14 +64,22 @@ fn spread(call: &mut Call, i: usize, dims: &[usize]) -> Result<Value, String> {
     Ok(graph.slice_axis(all, axis as i32, 0, dims[axis]).into())
 }
 
+/// Type of what is dequantised: that of the scale, unless the node says another one.
+fn result_type(call: &Call, scale: ElementType) -> Result<ElementType, String> {
+    let element = match call.attributes().int("output_dtype")? {
+        Some(number) if number != 0 => ElementType::from_number(number)?,
+        _ => scale,
+    };
+    match element.is_float() {
+        true => Ok(element),
+        false => Err(format!("{element} is not a floating-point type")),
+    }
+}
+
 /// `(x - zero) scale`.
 fn dequantize(call: &mut Call) -> Built {
     let dims = call.dims(0)?;
-    let element = call.element(1)?;
-    let element = match call.attributes().int("output_dtype")? {
-        Some(number) if number != 0 => ElementType::from_number(number)?,
-        _ => element,
-    };
+    let element = result_type(call, call.element(1)?)?;
     let x = call.value(0)?;
     let mut x = call.as_f32(x);
     if call.has_input(2) {
@@ -92,6 +99,7 @@ fn fold_dequantize(call: &Call, operands: &[Option<&Tensor>]) -> Folded {
     };
     let zero = operands.get(2).copied().flatten();
     let dims = x.dims();
+    let element = result_type(call, scale.element())?;
     if call.int("block_size", 0)? != 0 {
         return Ok(None);
     }
@@ -110,7 +118,7 @@ fn fold_dequantize(call: &Call, operands: &[Option<&Tensor>]) -> Folded {
         (v - zeros.as_ref().map_or(0.0, |z| z[at])) * scales[at]
     });
     let data = data.collect();
-    Ok(Some(vec![Tensor::floats(scale.element(), dims, data)]))
+    Ok(Some(vec![Tensor::floats(element, dims, data)]))
 }
 
 /// `round(x) + zero`, saturated to the integers of a type.
@@ -133,7 +141,8 @@ fn quantize(call: &mut Call) -> Built {
         (false, Some(number)) if number != 0 => ElementType::from_number(number)?,
         _ => ElementType::U8,
     };
-    if element.is_float() {
+    let small = SmallFloat::of(element);
+    if element.is_float() && small.is_none() {
         return Err(format!("{element} is no integer type"));
     }
     let x = call.value(0)?;
@@ -144,7 +153,16 @@ fn quantize(call: &mut Call) -> Built {
         false => None,
     };
     let scaled = call.graph().div(x, scale);
-    let y = saturated(call, scaled.into(), zero, element);
+    let Some(small) = small else {
+        let y = saturated(call, scaled.into(), zero, element);
+        return call.one(y, element);
+    };
+    let scaled = match zero {
+        Some(zero) => call.graph().add(scaled, zero),
+        None => scaled,
+    };
+    let saturate = call.int("saturate", 1)? != 0;
+    let y = super::small::rounded(call, scaled.into(), small, saturate);
     call.one(y, element)
 }
 

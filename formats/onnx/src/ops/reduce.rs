@@ -4,6 +4,7 @@ use meganeura_core::graph::{Graph, NodeId, Value};
 
 use super::fold::indices;
 use super::{OnnxOp, op};
+use crate::element::ElementType;
 use crate::import::{Call, Operand};
 use crate::tensor::Tensor;
 
@@ -32,14 +33,16 @@ pub(super) const OPS: &[OnnxOp] = &[
             g.log(sum)
         })
     }),
-    op("ReduceLogSumExp", 1, |c| reduce(c, log_sum_exp)),
+    op("ReduceLogSumExp", 1, |c| {
+        reduce_or(c, |_| f64::NEG_INFINITY, log_sum_exp)
+    }),
     op("ReduceMax", 1, |c| {
-        reduce(c, |g, x, axes, keep| g.max_reduce(x, axes, keep))
+        reduce_or(c, |e| limits(e).0, |g, x, axes, keep| g.max_reduce(x, axes, keep))
     })
     .folding(|c, x| fold_ints(c, x, i64::MIN, |a, b| Some(a.max(b)))),
     op("ReduceMean", 1, |c| reduce(c, mean)),
     op("ReduceMin", 1, |c| {
-        reduce(c, |g, x, axes, keep| g.min_reduce(x, axes, keep))
+        reduce_or(c, |e| limits(e).1, |g, x, axes, keep| g.min_reduce(x, axes, keep))
     })
     .folding(|c, x| fold_ints(c, x, i64::MAX, |a, b| Some(a.min(b)))),
     op("ReduceProd", 1, |c| reduce(c, |g, x, axes, keep| g.prod(x, axes, keep)))
@@ -94,6 +97,40 @@ fn reduce(call: &mut Call, f: fn(&mut Graph, Value, &[i32], bool) -> NodeId) -> 
         true => call.wrap(y.into(), element),
         false => y.into(),
     };
+    call.one(y, element)
+}
+
+/// Smallest and largest number of a type; integers of 64 bits have 32 in a graph.
+fn limits(element: ElementType) -> (f64, f64) {
+    if element.is_float() {
+        return (f64::NEG_INFINITY, f64::INFINITY);
+    }
+    let (low, high) = element.range();
+    match element.is_signed() {
+        true => (
+            low.max(i64::from(i32::MIN)) as f64,
+            high.min(i64::from(i32::MAX)) as f64,
+        ),
+        false => (low as f64, high.min(i64::from(u32::MAX)) as f64),
+    }
+}
+
+/// [`reduce`] by a function that has no value for no elements, and what is the result of those.
+fn reduce_or(
+    call: &mut Call,
+    empty: fn(ElementType) -> f64,
+    f: fn(&mut Graph, Value, &[i32], bool) -> NodeId,
+) -> Built {
+    let (dims, element) = (call.dims(0)?, call.element(0)?);
+    let axes = axes(call, dims.len())?;
+    if axes.iter().all(|&a| dims[a] != 0) {
+        return reduce(call, f);
+    }
+    let keep = call.int("keepdims", 1)? != 0;
+    let left = (0..dims.len()).filter(|i| keep || !axes.contains(i));
+    let left: Vec<usize> = left.map(|i| if axes.contains(&i) { 1 } else { dims[i] }).collect();
+    let value = call.scalar(element, empty(element));
+    let y = call.graph().expand(value, &left);
     call.one(y, element)
 }
 

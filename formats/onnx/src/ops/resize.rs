@@ -261,6 +261,10 @@ fn terms(mode: &Mode, axis: &Axis, i: usize) -> Result<Terms, String> {
 fn along(graph: &mut Graph, x: Value, axis: usize, lists: &[Terms], extrapolation: f64) -> Value {
     let dtype = graph.dtype(x);
     let rank = graph.shape(x).len();
+    // What does not fit has been reported, and gives no shape.
+    if axis >= rank {
+        return x;
+    }
     let longest = lists.iter().flatten().map(Vec::len).max().unwrap_or(0);
     let mut shape = vec![1; rank];
     shape[axis] = lists.len();

@@ -208,7 +208,7 @@ fn pad(call: &mut Call) -> Built {
     let mut x = call.value(0)?;
     // Negative widths cut off.
     if widths.iter().any(|w| w.0 < 0 || w.1 < 0) {
-        let cut = |w: i64| (-w).max(0) as usize;
+        let cut = |w: i64| w.min(0).unsigned_abs() as usize;
         let starts: Vec<usize> = widths.iter().map(|w| cut(w.0)).collect();
         let ends: Vec<usize> = dims
             .iter()
@@ -268,7 +268,7 @@ fn mirrored_pad(
     if size == 0 {
         return Err("an axis without elements cannot be padded with them".into());
     }
-    let total = size as usize + low + high;
+    let total = (size as usize).saturating_add(low).saturating_add(high);
     if total > 1 << 24 {
         return Err(format!("an axis of {total} elements is too long for mode `{mode}`"));
     }

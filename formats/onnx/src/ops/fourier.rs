@@ -1,0 +1,203 @@
+//! Fourier transforms, as products with matrices of cosines and sines.
+
+use meganeura_core::graph::Value;
+
+use super::{OnnxOp, op};
+use crate::import::{Call, Operand};
+
+type Built = Result<Vec<Operand>, String>;
+
+/// Matrices, and frames of a signal, with more elements are not made.
+const MAX_MATRIX: usize = 1 << 24;
+
+pub(super) const OPS: &[OnnxOp] = &[
+    op("DFT", 17, dft)
+        .partly("a length or axis that depends on the data of an input, transforms of more than about 2900"),
+    op("STFT", 17, stft).partly("frames that depend on the data of an input, or are longer than about 2900"),
+];
+
+/// Which transform.
+#[derive(Clone, Copy)]
+struct Kind {
+    length: usize,
+    inverse: bool,
+    /// Only half of the spectrum of real numbers goes out, or with `inverse` comes in.
+    onesided: bool,
+}
+
+impl Kind {
+    fn half(&self) -> usize {
+        self.length / 2 + 1
+    }
+
+    /// Elements that go in, and those that come out.
+    fn sizes(&self) -> (usize, usize) {
+        match (self.onesided, self.inverse) {
+            (false, _) => (self.length, self.length),
+            (true, false) => (self.length, self.half()),
+            (true, true) => (self.half(), self.length),
+        }
+    }
+
+    /// The matrix `[from * parts_in, to * parts_out]`; complex numbers are pairs.
+    fn matrix(&self, parts_in: usize, parts_out: usize) -> Result<Vec<f32>, String> {
+        let (from, to) = self.sizes();
+        let (rows, columns) = (from.saturating_mul(parts_in), to.saturating_mul(parts_out));
+        if rows.saturating_mul(columns) > MAX_MATRIX {
+            return Err(format!("a transform of {} elements is too long", self.length));
+        }
+        // Multiples of a right angle are exact, so that what cancels becomes 0.
+        let circle: Vec<(f64, f64)> = (0..self.length)
+            .map(|i| {
+                let angle = 2.0 * std::f64::consts::PI * i as f64 / self.length as f64;
+                let exact = |v: f64| if v.abs() < 1e-12 { 0.0 } else { v };
+                (exact(angle.cos()), exact(angle.sin()))
+            })
+            .collect();
+        let mut data = vec![0.0; rows * columns];
+        for i in 0..from {
+            // Half of a spectrum stands for the other half as well, except for its ends.
+            let twice = self.onesided && self.inverse && i != 0 && 2 * i != self.length;
+            let weight = if twice { 2.0 } else { 1.0 };
+            for k in 0..to {
+                let (cos, sin) = circle[i * k % self.length];
+                let sin = if self.inverse { sin } else { -sin };
+                // (a + b i)(cos + i sin)
+                let parts = [[cos, sin], [-sin, cos]];
+                for (p, row) in parts.iter().enumerate().take(parts_in) {
+                    for (q, value) in row.iter().enumerate().take(parts_out) {
+                        data[(i * parts_in + p) * columns + k * parts_out + q] = (weight * value) as f32;
+                    }
+                }
+            }
+        }
+        Ok(data)
+    }
+}
+
+/// Transforms along an axis of a value whose last axis has the real part, or real and imaginary part.
+fn transformed(call: &mut Call, x: Value, axis: usize, kind: Kind) -> Result<Value, String> {
+    let mut dims = call.graph().shape(x).to_vec();
+    let rank = dims.len();
+    let parts_in = dims.last().copied().unwrap_or(0);
+    if axis + 1 >= rank || !(1..=2).contains(&parts_in) || kind.length == 0 || dims.contains(&0) {
+        return Err(format!(
+            "operands {} cannot be transformed along axis {axis}",
+            call.types()
+        ));
+    }
+    if kind.onesided && (kind.inverse != (parts_in == 2)) {
+        return Err("half of a spectrum is defined for real signals only".into());
+    }
+    let parts_out = if kind.onesided && kind.inverse { 1 } else { 2 };
+    let (from, to) = kind.sizes();
+    let matrix = kind.matrix(parts_in, parts_out)?;
+    let graph = call.graph();
+    // Cut off, or continued with zeros.
+    let mut x = x;
+    if dims[axis] > from {
+        x = graph.slice_axis(x, axis as i32, 0, from).into();
+    } else if dims[axis] < from {
+        let mut high = vec![0; rank];
+        high[axis] = from - dims[axis];
+        x = graph.pad(x, &vec![0; rank], &high, 0.0).into();
+    }
+    let mut order: Vec<u32> = (0..rank as u32).filter(|&i| i as usize != axis).collect();
+    order.insert(rank - 2, axis as u32);
+    let moved = graph.permute(x, &order);
+    dims.remove(axis);
+    dims.pop();
+    let rows: usize = dims.iter().product();
+    let moved = graph.reshape(moved, &[rows, from * parts_in]);
+    let matrix = graph.constant(matrix, &[from * parts_in, to * parts_out]);
+    let mut y = graph.matmul(moved, matrix);
+    if kind.inverse {
+        let factor = graph.scalar(1.0 / kind.length as f32);
+        y = graph.mul(y, factor);
+    }
+    let y = graph.reshape(y, &[dims.as_slice(), &[to, parts_out]].concat());
+    // Back to where the axis was.
+    let mut order: Vec<u32> = (0..rank as u32).filter(|&i| i as usize != rank - 2).collect();
+    order.insert(axis, rank as u32 - 2);
+    Ok(graph.permute(y, &order).into())
+}
+
+fn dft(call: &mut Call) -> Built {
+    let (dims, element) = (call.dims(0)?, call.element(0)?);
+    let axis = match call.opset < 20 {
+        true => call.int("axis", 1)?,
+        false => call.known_scalar(2, "the axis")?.unwrap_or(-2.0) as i64,
+    };
+    let axis = call.axis(axis, dims.len())?;
+    let (inverse, onesided) = (call.int("inverse", 0)? != 0, call.int("onesided", 0)? != 0);
+    let length = match call.known_scalar(1, "the length")? {
+        Some(length) if (1.0..=MAX_MATRIX as f64).contains(&length) => length as usize,
+        Some(length) => return Err(format!("a transform of {length} elements is not supported")),
+        None if inverse && onesided => 2 * dims[axis].saturating_sub(1).min(MAX_MATRIX),
+        None => dims[axis],
+    };
+    let x = call.value(0)?;
+    let x = call.as_f32(x);
+    let kind = Kind {
+        length,
+        inverse,
+        onesided,
+    };
+    let y = transformed(call, x, axis, kind)?;
+    let y = call.as_element(y, element);
+    call.one(y, element)
+}
+
+/// Transforms of frames of a signal.
+fn stft(call: &mut Call) -> Built {
+    let (mut dims, element) = (call.dims(0)?, call.element(0)?);
+    let mut x = call.value(0)?;
+    // Real signals may come without their last axis.
+    if dims.len() == 2 {
+        dims.push(1);
+        x = call.graph().reshape(x, &dims).into();
+    }
+    let [_, size, _] = dims.as_slice() else {
+        return Err(format!("{dims:?} is not [batch, length, parts]"));
+    };
+    let size = *size;
+    let step = call.known_scalar(1, "the step")?.ok_or("the step is missing")?;
+    let window_dims = match call.has_input(2) {
+        true => Some(call.dims(2)?),
+        false => None,
+    };
+    let length = match (call.known_scalar(3, "the length")?, &window_dims) {
+        (Some(length), _) => length as usize,
+        (None, Some(window)) => window.iter().product(),
+        (None, None) => size,
+    };
+    if step < 1.0 || length == 0 || length > size || window_dims.is_some_and(|w| w != [length]) {
+        let types = call.types();
+        return Err(format!("operands {types} do not fit frames of {length} every {step}"));
+    }
+    let step = step as usize;
+    let frames = (size - length) / step + 1;
+    if frames.saturating_mul(length) > MAX_MATRIX || size > u32::MAX as usize {
+        return Err(format!("{frames} frames of {length} are too many"));
+    }
+    let places = (0..frames).flat_map(|f| (0..length).map(move |i| (f * step + i) as u32));
+    let places = places.collect();
+    let x = call.as_f32(x);
+    let graph = call.graph();
+    let places = graph.constant_u32(places, &[frames, length]);
+    let mut framed: Value = graph.gather_axis(places, x, 1).into();
+    if let Some(window) = call.optional(2)? {
+        let window = call.as_f32(window);
+        let graph = call.graph();
+        let window = graph.reshape(window, &[length, 1]);
+        framed = graph.mul(framed, window).into();
+    }
+    let kind = Kind {
+        length,
+        inverse: false,
+        onesided: call.int("onesided", 1)? != 0,
+    };
+    let y = transformed(call, framed, 2, kind)?;
+    let y = call.as_element(y, element);
+    call.one(y, element)
+}
