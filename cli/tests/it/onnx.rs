@@ -224,7 +224,9 @@ fn models_of_files_are_explained_and_measured() {
     let (code, out, err) = call(&["explain", &model, "--dim", "batch=2", "--device", "cpu"]);
     assert_eq!(code, Some(0), "{err}");
     assert!(out.contains("inference, 2 rows") && out.contains("Plan: "), "{out}");
-    let (code, out, err) = call(&["bench", &model, "--dim", "batch=2", "--device", "cpu", "--steps", "2", "--json"]);
+    let (code, out, err) = call(&[
+        "bench", &model, "--dim", "batch=2", "--device", "cpu", "--steps", "2", "--json",
+    ]);
     assert_eq!(code, Some(0), "{err}");
     assert!(out.contains("\"step_ms\""), "{out}");
     let (_, _, err) = call(&["bench", &model, "--train", "--dim", "batch=2", "--device", "cpu"]);

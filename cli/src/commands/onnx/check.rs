@@ -8,6 +8,7 @@ use serde_json::json;
 
 use super::{BROKEN, DeviceOptions, DimOptions, Result, UNSUPPORTED, arrays, failed};
 use crate::commands::Outcome;
+use crate::commands::precision::Choice;
 use crate::output::line;
 
 const EXAMPLES: &str = "\
@@ -37,7 +38,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DIR")]
     against: Option<PathBuf>,
 
-    /// Accepted difference from --against, relative to the largest magnitude in a result.
+    /// Accepted difference from --against, which runs in f32 unless --precision says otherwise, relative to the largest magnitude in a result.
     #[arg(long, value_name = "X", default_value_t = 1e-4, requires = "against")]
     tolerance: f64,
 
@@ -135,7 +136,8 @@ fn against(args: &Args, model: &Model, folder: &std::path::Path) -> Outcome {
     }
     let inputs = arrays::inputs_of(folder, model.inputs())?;
     let options = RunnerOptions {
-        builder: Some(args.device.builder()?),
+        // A comparison is of what the model computes, not of what a device rounds to be faster.
+        builder: Some(args.device.builder_at(args.device.precision.unwrap_or(Choice::F32))?),
         ..RunnerOptions::default()
     };
     let mut runner = match Runner::for_inputs(model, &inputs, &options) {

@@ -146,10 +146,19 @@ struct DeviceOptions {
 impl DeviceOptions {
     /// How a runner is built.
     fn builder(&self) -> Result<Builder> {
+        self.built(self.precision)
+    }
+
+    /// The same in a given precision.
+    fn builder_at(&self, precision: Choice) -> Result<Builder> {
+        self.built(Some(precision))
+    }
+
+    fn built(&self, precision: Option<Choice>) -> Result<Builder> {
         let config = Config::load()?;
         let device: Arc<dyn Device> = select::select(self.device.as_deref(), &config)?.open(&config)?;
         let mut builder = Builder::on(device).config(config);
-        if let Some(precision) = self.precision {
+        if let Some(precision) = precision {
             builder = builder.precision(precision.into());
         }
         if let Some(path) = &self.cache {
