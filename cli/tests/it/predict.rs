@@ -317,6 +317,49 @@ fn prices_are_predicted_from_numbers_and_words() {
 }
 
 #[test]
+fn categories_and_fill_values_are_those_of_training_rows() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path();
+    // Every row has a code of its own: those of the test rows are in no training row.
+    let mut text = String::from("code,length,kind\n");
+    for i in 0..40 {
+        writeln!(text, "c{i},{},{}", (i % 2) * 10, ["a", "b"][i % 2]).expect("a string");
+    }
+    fs::write(path.join("own.csv"), &text).expect("writable");
+    let train = "train --csv own.csv --epochs 3 --validation 0.1 --out m --device cpu";
+    let (ok, out, err) = run_in(path, &train.split(' ').collect::<Vec<_>>());
+    assert!(ok, "{err}");
+    assert!(
+        out.contains("12 cells of validation or test rows with a category that no training row has"),
+        "{out}"
+    );
+    let model = Model::load(path.join("m")).expect("loads");
+    // 28 codes and the length.
+    assert_eq!(model.schema().expect("a table").width(), 29);
+
+    // A test file of one's own is read in the same way; a target that is none of the classes stays an error.
+    fs::write(path.join("test.csv"), "code,length,kind\nc1,10,b\nnew,0,a\n").expect("writable");
+    let train = "train --csv own.csv --test-csv test.csv --epochs 1 --device cpu";
+    let (ok, out, err) = run_in(path, &train.split(' ').collect::<Vec<_>>());
+    assert!(
+        ok && out.contains("1 cell of validation or test rows") && out.contains("40 examples to train, 2 to test"),
+        "{out}{err}"
+    );
+    fs::write(path.join("test.csv"), "code,length,kind\nc1,10,z\n").expect("writable");
+    let (ok, _, err) = run_in(path, &train.split(' ').collect::<Vec<_>>());
+    assert!(!ok && err.contains("test.csv") && err.contains("'z'"), "{err}");
+
+    let mut text = String::from("length,kind\n");
+    for i in 0..50 {
+        writeln!(text, "{},{}", if i < 10 { "1000" } else { "" }, ["a", "b"][i % 2]).expect("a string");
+    }
+    fs::write(path.join("gaps.csv"), &text).expect("writable");
+    let train = "train --csv gaps.csv --missing mean --epochs 1 --device cpu";
+    let (ok, out, err) = run_in(path, &train.split(' ').collect::<Vec<_>>());
+    assert!(ok && out.contains("40 missing cells were filled"), "{out}{err}");
+}
+
+#[test]
 fn one_class_is_nothing_to_learn() {
     let folder = tempfile::tempdir().expect("a folder");
     fs::write(folder.path().join("one.csv"), "x,kind\n1,a\n2,a\n3,a\n").expect("writable");

@@ -331,46 +331,68 @@ fn split(data: &Dataset, files: &FileOptions, validation: f64) -> Result<Parts> 
     })?)
 }
 
+/// Categories and fill values are those of the training rows alone.
 fn csv(path: &Path, files: &FileOptions, validation: f64) -> Result<Raw> {
     let columns = |names: &[String]| names.iter().map(Column::name).collect();
-    let table = data::read_table(
-        path,
-        &TableOptions {
-            target: files.target.as_ref().map_or(Column::Last, Column::name),
-            task: files.task.into(),
-            header: match files.header {
-                HeaderChoice::Auto => Header::Auto,
-                HeaderChoice::Yes => Header::Yes,
-                HeaderChoice::No => Header::No,
-            },
-            delimiter: files.delimiter,
-            ignore: columns(&files.ignore),
-            categorical: columns(&files.categorical),
-            missing: files.missing.into(),
+    let options = TableOptions {
+        target: files.target.as_ref().map_or(Column::Last, Column::name),
+        task: files.task.into(),
+        header: match files.header {
+            HeaderChoice::Auto => Header::Auto,
+            HeaderChoice::Yes => Header::Yes,
+            HeaderChoice::No => Header::No,
         },
-    )?;
-    let mut notes: Vec<String> = table.guess.into_iter().collect();
-    if table.filled > 0 {
-        notes.push(format!("{} missing cells were filled", table.filled));
-    }
-    if table.dropped > 0 {
-        notes.push(format!("{} rows with missing cells were left out", table.dropped));
-    }
-    let parts = match &files.test_csv {
-        None => split(&table.data, files, validation)?,
-        Some(test) => {
-            let options = TableReadOptions {
-                drop_missing: files.missing == MissingOption::Drop,
-                ..TableReadOptions::default()
-            };
-            let rows = table.schema.read(test, &table.class_names, options)?;
-            let test = rows.dataset(table.class_names.len())?.ok_or_else(|| {
-                let target = &table.schema.target;
-                format!("{}: there is no column '{target}' to test against", test.display())
-            })?;
-            with_test(table.data, test, validation, files.split_seed)?
-        }
+        delimiter: files.delimiter,
+        ignore: columns(&files.ignore),
+        categorical: columns(&files.categorical),
+        missing: files.missing.into(),
     };
+    let split = SplitOptions {
+        validation,
+        test: match &files.test_csv {
+            None => files.test_fraction.unwrap_or(0.2),
+            Some(_) => 0.0,
+        },
+        seed: files.split_seed,
+        stratify: true,
+    };
+    let table = data::read_table_parts(path, &options, split)?;
+    let mut parts = table.parts;
+    let (mut filled, mut dropped, mut unknown) = (table.filled, table.dropped, table.unknown);
+    if let Some(test) = &files.test_csv {
+        // As the parts of one file are read.
+        let options = TableReadOptions {
+            unknown_as_zeros: true,
+            drop_missing: files.missing == MissingOption::Drop,
+            ..TableReadOptions::default()
+        };
+        let rows = table.schema.read(test, &table.class_names, options)?;
+        let data = rows.dataset(table.class_names.len())?.ok_or_else(|| {
+            let target = &table.schema.target;
+            format!("{}: there is no column '{target}' to test against", test.display())
+        })?;
+        parts.test = Some(data);
+        filled += rows.filled;
+        dropped += rows.dropped;
+        unknown += rows.unknown;
+    }
+    let mut notes: Vec<String> = table.guess.into_iter().collect();
+    if filled > 0 {
+        notes.push(format!(
+            "{} filled",
+            counted(filled, "missing cell was", "missing cells were")
+        ));
+    }
+    if dropped > 0 {
+        let rows = counted(dropped, "row with missing cells was", "rows with missing cells were");
+        notes.push(format!("{rows} left out"));
+    }
+    if unknown > 0 {
+        let cells = counted(unknown, "cell", "cells");
+        notes.push(format!(
+            "{cells} of validation or test rows with a category that no training row has: read as none of the known ones"
+        ));
+    }
     Ok(Raw {
         name: path.display().to_string(),
         parts,
@@ -380,6 +402,11 @@ fn csv(path: &Path, files: &FileOptions, validation: f64) -> Result<Raw> {
         image: None,
         notes,
     })
+}
+
+/// A number with the word for one, or for several.
+fn counted(count: usize, one: &str, several: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { several })
 }
 
 fn npz(path: &Path, files: &FileOptions, validation: f64) -> Result<Raw> {
