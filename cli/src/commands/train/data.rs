@@ -25,7 +25,8 @@ pub(super) struct Source {
     #[arg(long, value_name = "FILE", help_heading = "Your own data")]
     pub(super) csv: Option<PathBuf>,
 
-    /// Train on a .npz file of NumPy with features [examples, ...] and class labels [examples], or numbers to predict.
+    /// Train on a .npz file of NumPy with features [examples, ...] and class labels [examples] (whole numbers or text), or
+    /// numbers to predict.
     #[arg(long, value_name = "FILE", help_heading = "Your own data")]
     pub(super) npz: Option<PathBuf>,
 
@@ -410,11 +411,10 @@ fn counted(count: usize, one: &str, several: &str) -> String {
 }
 
 fn npz(path: &Path, files: &FileOptions, validation: f64) -> Result<Raw> {
-    let y = data::read_npz(path, &files.y)?;
     let is_regression = match files.task {
         TaskOption::Regression => true,
         TaskOption::Classification => false,
-        TaskOption::Guess => y.to_i64().is_err(),
+        TaskOption::Guess => !data::read_npz_labels(path, &files.y)?.are_classes(),
     };
     let mut notes = Vec::new();
     if is_regression && files.task == TaskOption::Guess {
@@ -424,7 +424,10 @@ fn npz(path: &Path, files: &FileOptions, validation: f64) -> Result<Raw> {
         ));
     }
     let (data, classes) = match is_regression {
-        true => (targets(&data::read_npz(path, &files.x)?, &y)?, Vec::new()),
+        true => {
+            let (x, y) = (data::read_npz(path, &files.x)?, data::read_npz(path, &files.y)?);
+            (targets(&x, &y)?, Vec::new())
+        }
         false => {
             let arrays = data::npz_dataset(path, &files.x, &files.y, None)?;
             (arrays.data, arrays.class_names)
