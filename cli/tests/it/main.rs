@@ -5,6 +5,7 @@ mod bench_suites;
 mod budget;
 #[path = "../../../tests/common/mod.rs"]
 mod common;
+mod config;
 mod debug;
 mod doctor;
 mod generate;

@@ -1,5 +1,6 @@
 //! `meganeura train`.
 
+mod config_file;
 mod data;
 mod display;
 mod logs;
@@ -17,7 +18,8 @@ use meganeura::nn::trainer::{Evaluation, OptimizerChoice, TrainConfig, TrainRepo
 use serde_json::{Value, json};
 
 use super::Outcome;
-use crate::output::line;
+use crate::output::{self, line};
+pub(crate) use config_file::{effective, with_file};
 pub(crate) use data::targets;
 use data::{DataSet, FileOptions, Loaded, Source, load};
 use logs::Logs;
@@ -31,6 +33,8 @@ Examples:
   meganeura train --images photos --image-size 64 --model resnet18 --augment flip --out photos-model
   meganeura train --npz images.npz --model cnn --augment flip,shift=2 --log run.jsonl
   meganeura train digits --epochs 100 --checkpoint run --every 200 --resume
+  meganeura train --csv flowers.csv --lr 0.01 --print-config > flowers.toml
+  meganeura train --config flowers.toml --epochs 50 --out flowers
   meganeura train text --data data/alice/alice.txt --model tiny --out alice";
 
 #[derive(Debug, clap::Subcommand)]
@@ -123,6 +127,14 @@ const PATCHES: [usize; 5] = [16, 8, 4, 2, 1];
 const MIN_PATCHES: usize = 4;
 
 impl Args {
+    /// Keeps the options in the form of a file.
+    pub(crate) fn note_settings(&mut self, settings: String) {
+        match &mut self.what {
+            Some(Subcommand::Text(args)) => args.run.settings = settings,
+            None => self.run.settings = settings,
+        }
+    }
+
     /// The network that was asked for, for examples of that shape.
     fn architecture(&self, shape: &[usize], outputs: usize) -> Result<Architecture, Box<dyn Error>> {
         let mut architecture = match (self.model, shape) {
@@ -179,6 +191,10 @@ pub(crate) fn run(args: &Args) -> Outcome {
     if let Some(Subcommand::Text(args)) = &args.what {
         return text::run(args);
     }
+    if args.run.print_config {
+        output::text(&args.run.settings)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     // Before anything that takes time: a path that cannot be written is an error at once.
     let logs = Logs::try_paths(&args.run)?;
     if let Some(folder) = &args.out {
@@ -209,6 +225,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
         let (task, preprocessing) = (loaded.task.clone(), loaded.preprocessing.clone());
         let mut model = Trained::from_trainer(&mut trainer, architecture, task, preprocessing)?;
         model.metrics = metrics(&results);
+        model.training[config_file::RECORDED] = config_file::without_results(&args.run.settings).into();
         model.save(folder)?;
     }
     if args.run.json {

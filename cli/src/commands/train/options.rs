@@ -14,6 +14,20 @@ use crate::commands::precision::Choice;
 #[derive(Debug, clap::Args)]
 #[command(group(ArgGroup::new("logs").args(["log", "log_dir"]).multiple(true)))]
 pub(super) struct RunOptions {
+    /// TOML file of options, with their long names as keys, as in `batch = 64`; or the folder of a model, for the options
+    /// that it was trained with. Options of the command line override those of the file.
+    #[arg(long = "config", value_name = "FILE|MODEL")]
+    #[allow(dead_code, reason = "it is read before the options are parsed")]
+    config_file: Option<PathBuf>,
+
+    /// Print all options as a file for --config, instead of training.
+    #[arg(long)]
+    pub(super) print_config: bool,
+
+    /// The options as a file.
+    #[arg(skip)]
+    pub(super) settings: String,
+
     /// Device to train on; see `meganeura devices`.
     #[arg(long, value_name = "SEL")]
     pub(super) device: Option<String>,

@@ -17,7 +17,7 @@ use super::logs::Logs;
 use super::options::RunOptions;
 use super::{default_rate, finite, introduce_plan, parameters, steps_per_second};
 use crate::commands::Outcome;
-use crate::output::line;
+use crate::output::{self, line};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -83,7 +83,7 @@ pub(super) struct Args {
     out: Option<PathBuf>,
 
     #[command(flatten)]
-    run: RunOptions,
+    pub(super) run: RunOptions,
 }
 
 /// A model, its tokenizer, and where it comes from.
@@ -95,6 +95,10 @@ struct Model {
 }
 
 pub(super) fn run(args: &Args) -> Outcome {
+    if args.run.print_config {
+        output::text(&args.run.settings)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     // Before anything that takes time: what cannot be written is an error at once.
     let logs = Logs::try_paths(&args.run)?;
     if let Some(out) = &args.out {
