@@ -10,6 +10,8 @@ mod debug;
 mod doctor;
 mod generate;
 mod help;
+#[cfg(unix)]
+mod interrupt;
 mod kept;
 mod kernels;
 mod log_dir;

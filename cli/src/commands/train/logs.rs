@@ -7,6 +7,7 @@ use meganeura::nn::data::Dataset;
 use meganeura::nn::trainer::{JsonLinesLog, LogFolder, Observer, TrainReport, Trainer};
 
 use super::display::{Display, JsonLines};
+use super::interrupt::Interrupt;
 use super::options::RunOptions;
 
 /// Logs that were asked for.
@@ -45,7 +46,7 @@ impl<'a> Logs<'a> {
         let mut folder = folder.transpose()?;
         let (mut display, mut lines) = (Display::of(examples), JsonLines { examples });
         let printing: &mut dyn Observer = if json { &mut lines } else { &mut display };
-        let report = trainer.fit(train, test, &mut (printing, log.as_mut(), folder.as_mut()))?;
+        let report = trainer.fit(train, test, &mut (printing, log.as_mut(), folder.as_mut(), Interrupt))?;
         if let (Some(log), Some(path)) = (log, &options.log) {
             log.finish().map_err(|e| unwritable(path, &e))?;
         }

@@ -3,6 +3,7 @@
 mod config_file;
 mod data;
 mod display;
+mod interrupt;
 mod logs;
 mod options;
 mod text;
@@ -217,6 +218,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     }
     let graph = architecture.training_graph(config.batch_size, args.loss(&loaded.task)?)?;
     let mut trainer = Trainer::from_graph(&graph, config)?;
+    interrupt::watch();
     if !args.run.json {
         introduce(args, &loaded, &trainer)?;
     }
@@ -233,7 +235,21 @@ pub(crate) fn run(args: &Args) -> Outcome {
     } else {
         conclude(args, &results)?;
     }
-    Ok(ExitCode::SUCCESS)
+    ended(&args.run, &results.report)
+}
+
+/// What the program ends with, after it said how to go on with a run that was interrupted.
+fn ended(options: &RunOptions, report: &TrainReport) -> Outcome {
+    if !is_interrupted(report) {
+        return Ok(ExitCode::SUCCESS);
+    }
+    interrupt::explain(options, report.total_steps)?;
+    Ok(ExitCode::from(interrupt::EXIT_CODE))
+}
+
+/// Whether a Ctrl-C ended the run.
+fn is_interrupted(report: &TrainReport) -> bool {
+    report.stopped && interrupt::happened()
 }
 
 /// Trains, and evaluates on the test examples, which nothing else looked at if there are validation examples.
@@ -452,6 +468,7 @@ fn summary(args: &Args, loaded: &Loaded, results: &Results, trainer: &Trainer) -
         "device": device,
         "epochs": report.epochs.len(),
         "early_stopped": report.early_stopped,
+        "interrupted": is_interrupted(report),
         "best_epoch": report.best.map(|b| b.epoch),
         "out": args.out,
         "test_loss": finite(results.test.loss),

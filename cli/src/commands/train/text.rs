@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use super::logs::Logs;
 use super::options::RunOptions;
-use super::{default_rate, finite, introduce_plan, parameters, steps_per_second};
+use super::{default_rate, ended, finite, interrupt, introduce_plan, is_interrupted, parameters, steps_per_second};
 use crate::commands::Outcome;
 use crate::output::{self, line};
 
@@ -128,6 +128,7 @@ pub(super) fn run(args: &Args) -> Outcome {
     if let Some(checkpoint) = checkpoint {
         checkpoint.load_into(trainer.session_mut())?;
     }
+    interrupt::watch();
     if !args.run.json {
         introduce(args, &trainer, &train, tokens.len(), rows)?;
     }
@@ -136,7 +137,7 @@ pub(super) fn run(args: &Args) -> Outcome {
         save(args, &model, lora.as_ref(), &mut trainer, out)?;
     }
     conclude(args, &report, &trainer, tokens.len())?;
-    Ok(ExitCode::SUCCESS)
+    ended(&args.run, &report)
 }
 
 /// The text of a file.
@@ -323,6 +324,7 @@ fn conclude(args: &Args, report: &TrainReport, trainer: &Trainer, tokens: usize)
             "device": trainer.session().device().capabilities().name,
             "epochs": report.epochs.len(),
             "steps": report.total_steps,
+            "interrupted": is_interrupted(report),
             "train_loss": finite(report.epochs.last().map_or(f64::NAN, |e| e.train_loss)),
             "test_loss": evaluation.map_or(Value::Null, |e| finite(e.loss)),
             "test_accuracy": evaluation.map(|e| e.accuracy()),
