@@ -18,15 +18,26 @@ fn train(args: &[&str]) -> Output {
 fn a_folder_gets_all_three_logs() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("runs").join("first");
-    for run in 1..=2 {
+    let events = |path: &Path| {
+        let files = files(path);
+        files.iter().filter(|n| n.starts_with("events.out.tfevents.")).count()
+    };
+    let output = train(&["--log-dir", path.to_str().expect("a path")]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(!String::from_utf8_lossy(&output.stdout).contains("logs are in"));
+    let first = std::fs::read(path.join("metrics.jsonl")).expect("lines");
+    // Further runs have folders of their own.
+    for run in ["run-2", "run-3"] {
         let output = train(&["--log-dir", path.to_str().expect("a path")]);
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        let events = files(&path)
-            .into_iter()
-            .filter(|n| n.starts_with("events.out.tfevents."))
-            .count();
-        assert_eq!(events, run, "event files are added, {:?}", files(&path));
+        let out = String::from_utf8_lossy(&output.stdout);
+        let said = format!("logs are in {}, as", path.join(run).display());
+        assert!(output.status.success() && out.contains(&said), "{said}: {out}");
+        assert_eq!(events(&path.join(run)), 1);
     }
+    assert_eq!(events(&path), 1, "{:?}", files(&path));
+    assert_eq!(std::fs::read(path.join("metrics.jsonl")).expect("lines"), first);
+    let output = train(&["--json", "--log-dir", path.to_str().expect("a path")]);
+    assert!(String::from_utf8_lossy(&output.stdout).contains("run-4\""));
     let table = std::fs::read_to_string(path.join("metrics.csv")).expect("a table");
     let header =
         "event,epoch,step,loss,accuracy,gradient_norm,loss_scale,skipped_updates,lr,seconds,examples_per_second";
@@ -44,12 +55,16 @@ fn a_resumed_run_goes_on_with_its_logs() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = |name: &str| folder.path().join(name).to_str().expect("a path").to_owned();
     let (logs, log, saved) = (path("logs"), path("log.jsonl"), path("saved"));
-    for _ in 0..2 {
+    // Of another run, which the first one goes beside.
+    assert!(train(&["--log-dir", &logs]).status.success());
+    for said in [", as ", "\n"] {
         let args = ["--log-dir", &logs, "--log", &log, "--checkpoint", &saved, "--resume"];
         let output = train(&args);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let out = String::from_utf8_lossy(&output.stdout);
+        assert!(out.contains(&format!("{logs}/run-2{said}")), "{out}");
     }
-    let table = std::fs::read_to_string(Path::new(&logs).join("metrics.csv")).expect("a table");
+    let table = std::fs::read_to_string(Path::new(&logs).join("run-2/metrics.csv")).expect("a table");
     assert_eq!(table.matches("event,epoch").count(), 1, "one header: {table}");
     assert_eq!(table.lines().filter(|l| l.starts_with("epoch,")).count(), 2, "{table}");
     let lines = std::fs::read_to_string(&log).expect("lines");

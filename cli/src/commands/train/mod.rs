@@ -221,8 +221,9 @@ pub(crate) fn run(args: &Args) -> Outcome {
     interrupt::watch();
     if !args.run.json {
         introduce(args, &loaded, &trainer)?;
+        logs.introduce()?;
     }
-    let results = fit(args, logs, &loaded, &mut trainer)?;
+    let results = fit(args, &logs, &loaded, &mut trainer)?;
     if let Some(folder) = &args.out {
         let (task, preprocessing) = (loaded.task.clone(), loaded.preprocessing.clone());
         let mut model = Trained::from_trainer(&mut trainer, architecture, task, preprocessing)?;
@@ -231,7 +232,9 @@ pub(crate) fn run(args: &Args) -> Outcome {
         model.save(folder)?;
     }
     if args.run.json {
-        line(summary(args, &loaded, &results, &trainer))?;
+        let mut summary = summary(args, &loaded, &results, &trainer);
+        summary["log_dir"] = json!(logs.folder());
+        line(summary)?;
     } else {
         conclude(args, &results)?;
     }
@@ -253,7 +256,7 @@ fn is_interrupted(report: &TrainReport) -> bool {
 }
 
 /// Trains, and evaluates on the test examples, which nothing else looked at if there are validation examples.
-fn fit(args: &Args, logs: Logs, loaded: &Loaded, trainer: &mut Trainer) -> Result<Results, Box<dyn Error>> {
+fn fit(args: &Args, logs: &Logs, loaded: &Loaded, trainer: &mut Trainer) -> Result<Results, Box<dyn Error>> {
     let parts = &loaded.parts;
     let watched = parts.validation.as_ref().or(parts.test.as_ref());
     let what = if parts.validation.is_some() {

@@ -133,7 +133,8 @@ pub(super) struct RunOptions {
     #[arg(long, value_name = "FILE")]
     pub(super) log: Option<PathBuf>,
 
-    /// Write the run into a folder: an event file for TensorBoard, metrics.csv and metrics.jsonl.
+    /// Write the run into a folder: an event file for TensorBoard, metrics.csv and metrics.jsonl. If it holds a run, a new one
+    /// goes into a folder in it: run-2, run-3 and so on.
     #[arg(long, value_name = "DIR")]
     pub(super) log_dir: Option<PathBuf>,
 
@@ -152,6 +153,19 @@ pub(super) enum MetricChoice {
 }
 
 impl RunOptions {
+    fn checkpoints(&self) -> Option<Checkpoints> {
+        self.checkpoint.as_ref().map(|folder| Checkpoints {
+            folder: folder.clone(),
+            every: self.every,
+            resume: self.resume,
+        })
+    }
+
+    /// Whether the run goes on from a checkpoint.
+    pub(super) fn resumes(&self) -> bool {
+        self.checkpoints().is_some_and(|checkpoints| checkpoints.resumes())
+    }
+
     /// The settings for batches of this size; the learning rate is the default if none is given.
     pub(super) fn config(&self, batch_size: usize, epochs: usize, learning_rate: f32) -> TrainConfig {
         let early_stopping = self.patience.map(|patience| EarlyStopping {
@@ -188,11 +202,7 @@ impl RunOptions {
             statistics_every: self.statistics,
             early_stopping,
             prefetch: self.prefetch,
-            checkpoints: self.checkpoint.as_ref().map(|folder| Checkpoints {
-                folder: folder.clone(),
-                every: self.every,
-                resume: self.resume,
-            }),
+            checkpoints: self.checkpoints(),
             ..TrainConfig::default()
         }
     }

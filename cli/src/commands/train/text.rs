@@ -131,12 +131,13 @@ pub(super) fn run(args: &Args) -> Outcome {
     interrupt::watch();
     if !args.run.json {
         introduce(args, &trainer, &train, tokens.len(), rows)?;
+        logs.introduce()?;
     }
     let report = logs.fit(&mut trainer, &train, test.as_ref(), args.run.json, "test")?;
     if let Some(out) = &args.out {
         save(args, &model, lora.as_ref(), &mut trainer, out)?;
     }
-    conclude(args, &report, &trainer, tokens.len())?;
+    conclude(args, &report, &trainer, tokens.len(), logs.folder())?;
     ended(&args.run, &report)
 }
 
@@ -313,7 +314,13 @@ fn save(
     saving::save_weights(out, session, lora)
 }
 
-fn conclude(args: &Args, report: &TrainReport, trainer: &Trainer, tokens: usize) -> std::io::Result<()> {
+fn conclude(
+    args: &Args,
+    report: &TrainReport,
+    trainer: &Trainer,
+    tokens: usize,
+    logs: Option<&Path>,
+) -> std::io::Result<()> {
     let evaluation = report.evaluation;
     if args.run.json {
         return line(json!({
@@ -333,6 +340,7 @@ fn conclude(args: &Args, report: &TrainReport, trainer: &Trainer, tokens: usize)
             "steps_per_second": steps_per_second(report),
             "compile_seconds": report.compile_seconds,
             "seconds": report.seconds,
+            "log_dir": logs,
             "out": args.out.as_ref().map(|out| out.display().to_string()),
         }));
     }
