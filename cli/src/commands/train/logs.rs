@@ -3,8 +3,8 @@
 use std::error::Error;
 use std::path::{Path, PathBuf};
 
-use meganeura::nn::data::Dataset;
-use meganeura::nn::trainer::{JsonLinesLog, LogFolder, Observer, TrainReport, Trainer};
+use meganeura::nn::data::Parts;
+use meganeura::nn::trainer::{JsonLinesLog, LogFolder, Observer, PartsReport, Trainer};
 
 use super::display::{Display, JsonLines};
 use super::interrupt::Interrupt;
@@ -54,15 +54,9 @@ impl<'a> Logs<'a> {
         }
     }
 
-    /// Trains, prints how it goes, and ends the logs. `examples` is the name of what `test` has: validation or test examples.
-    pub(super) fn fit(
-        &self,
-        trainer: &mut Trainer,
-        train: &Dataset,
-        test: Option<&Dataset>,
-        json: bool,
-        examples: &'static str,
-    ) -> Result<TrainReport, Box<dyn Error>> {
+    /// Trains, prints how it goes, and ends the logs. Evaluations are on the validation part if there is one, and then the
+    /// test part is looked at in the end only.
+    pub(super) fn fit(&self, trainer: &mut Trainer, parts: &Parts, json: bool) -> Result<PartsReport, Box<dyn Error>> {
         let options = self.options;
         let mut log = options
             .log
@@ -71,9 +65,22 @@ impl<'a> Logs<'a> {
             .transpose()?;
         let folder = self.folder().map(|path| open_folder(path, options));
         let mut folder = folder.transpose()?;
+        let examples = if parts.validation.is_some() {
+            "validation"
+        } else {
+            "test"
+        };
         let (mut display, mut lines) = (Display::of(examples), JsonLines { examples });
         let printing: &mut dyn Observer = if json { &mut lines } else { &mut display };
-        let report = trainer.fit(train, test, &mut (printing, log.as_mut(), folder.as_mut(), Interrupt))?;
+        let observers = &mut (printing, log.as_mut(), folder.as_mut(), Interrupt);
+        let report = match &parts.validation {
+            Some(_) => trainer.fit_parts(parts, observers)?,
+            None => {
+                let training = trainer.fit(&parts.train, parts.test.as_ref(), observers)?;
+                let test = training.evaluation;
+                PartsReport { training, test }
+            }
+        };
         if let (Some(log), Some(path)) = (log, &options.log) {
             log.finish().map_err(|e| unwritable(path, &e))?;
         }

@@ -211,6 +211,13 @@ pub(crate) fn run(args: &Args) -> Outcome {
         validation,
     )?;
     let train = &loaded.parts.train;
+    if loaded.parts.validation.is_none() && loaded.parts.test.is_none() {
+        return Err(
+            "there are neither test nor validation examples to measure the model on; give --validation, or a \
+                    --test-fraction above 0"
+                .into(),
+        );
+    }
     let architecture = args.architecture(train.feature_shape(), loaded.task.outputs())?;
     let config = config(args, train);
     if config.batch_size == 0 {
@@ -257,26 +264,23 @@ fn is_interrupted(report: &TrainReport) -> bool {
 
 /// Trains, and evaluates on the test examples, which nothing else looked at if there are validation examples.
 fn fit(args: &Args, logs: &Logs, loaded: &Loaded, trainer: &mut Trainer) -> Result<Results, Box<dyn Error>> {
-    let parts = &loaded.parts;
-    let watched = parts.validation.as_ref().or(parts.test.as_ref());
-    let what = if parts.validation.is_some() {
-        "validation"
-    } else {
-        "test"
-    };
-    let report = logs.fit(trainer, &parts.train, watched, args.run.json, what)?;
-    let missing = "the model was not evaluated";
-    Ok(match (&parts.validation, &parts.test) {
-        (Some(_), Some(test)) => Results {
-            validation: report.evaluation,
-            test: trainer.evaluate(test)?,
-            report,
-        },
-        _ => Results {
-            validation: None,
-            test: report.evaluation.ok_or(missing)?,
-            report,
-        },
+    let report = logs.fit(trainer, &loaded.parts, args.run.json)?;
+    let training = report.training;
+    // Without test examples (`--test-fraction 0`), those of validation are all there is.
+    let validation = loaded
+        .parts
+        .validation
+        .as_ref()
+        .and(training.evaluation)
+        .filter(|_| report.test.is_some());
+    let test = report
+        .test
+        .or(training.evaluation)
+        .ok_or("the model was not evaluated")?;
+    Ok(Results {
+        report: training,
+        validation,
+        test,
     })
 }
 

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use meganeura::llm::tokenizer::END_OF_TEXT;
 use meganeura::llm::{Checkpoint, ModelConfig, Tokenizer, hub, saving};
-use meganeura::nn::data::Dataset;
+use meganeura::nn::data::{Dataset, Parts};
 use meganeura::nn::layers::{LoraConfig, LoraTargets};
 use meganeura::nn::models::{LlamaConfig, TARGETS, TOKENS, language_model};
 use meganeura::nn::trainer::{OptimizerChoice, TrainConfig, TrainReport, Trainer};
@@ -133,7 +133,12 @@ pub(super) fn run(args: &Args) -> Outcome {
         introduce(args, &trainer, &train, tokens.len(), rows)?;
         logs.introduce()?;
     }
-    let report = logs.fit(&mut trainer, &train, test.as_ref(), args.run.json, "test")?;
+    let parts = Parts {
+        train,
+        validation: None,
+        test,
+    };
+    let report = logs.fit(&mut trainer, &parts, args.run.json)?.training;
     if let Some(out) = &args.out {
         save(args, &model, lora.as_ref(), &mut trainer, out)?;
     }
