@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use meganeura::llm::tokenizer::END_OF_TEXT;
-use meganeura::llm::{Checkpoint, ModelConfig, Tokenizer, hub, saving};
+use meganeura::llm::{Checkpoint, ModelConfig, Tokenizer, saving};
 use meganeura::nn::data::{Dataset, Parts};
 use meganeura::nn::layers::{LoraConfig, LoraTargets};
 use meganeura::nn::models::{LlamaConfig, TARGETS, TOKENS, language_model};
@@ -17,6 +17,7 @@ use super::logs::Logs;
 use super::options::RunOptions;
 use super::{default_rate, ended, finite, interrupt, introduce_plan, is_interrupted, parameters, steps_per_second};
 use crate::commands::Outcome;
+use crate::commands::language::locate;
 use crate::output::{self, line};
 
 const EXAMPLES: &str = "\
@@ -174,7 +175,7 @@ fn adapters(args: &Args) -> Result<Option<LoraConfig>, Box<dyn Error>> {
 impl Model {
     fn open(args: &Args, text: &str) -> Result<Self, Box<dyn Error>> {
         if args.model.as_os_str() != TINY {
-            let folder = hub::locate(&args.model)?;
+            let folder = locate(&args.model)?;
             let config = ModelConfig::open(&folder)?;
             let tokenizer = match &args.tokenizer {
                 Some(path) => Tokenizer::read(path)?,
