@@ -519,22 +519,20 @@ fn standardiser(raw: &Raw, scale: Scale) -> Option<Standardiser> {
 fn shaped(data: Dataset, model: Model, keep_shape: bool) -> Result<Dataset> {
     let least = model.least_image();
     match (model, data.feature_shape()) {
-        (Model::Cnn | Model::Resnet18 | Model::Vit, &[_, h, w]) if h >= least && w >= least => Ok(data),
-        (Model::Cnn | Model::Resnet18 | Model::Vit, &[h, w]) if h >= least && w >= least => {
-            Ok(data.with_feature_shape(vec![1, h, w])?)
-        }
-        (Model::Cnn | Model::Resnet18 | Model::Vit, shape) => Err(format!(
-            "{}: --model {} needs images, [channels, height, width] or [height, width], of at least {least}x{least} \
-             pixels, but each example has the shape {shape:?}; train --model mlp",
-            data.name(),
-            model.name()
-        )
-        .into()),
         // A folder's model is told images, not vectors.
         (Model::Mlp, _) if keep_shape => Ok(data),
         (Model::Mlp, _) => {
             let len = data.feature_len();
             Ok(data.with_feature_shape(vec![len])?)
         }
+        (_, &[_, h, w]) if h >= least && w >= least => Ok(data),
+        (_, &[h, w]) if h >= least && w >= least => Ok(data.with_feature_shape(vec![1, h, w])?),
+        (_, shape) => Err(format!(
+            "{}: --model {} needs images, [channels, height, width] or [height, width], of at least {least}x{least} \
+             pixels, but each example has the shape {shape:?}; train --model mlp",
+            data.name(),
+            model.name()
+        )
+        .into()),
     }
 }

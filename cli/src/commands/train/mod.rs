@@ -98,6 +98,8 @@ enum Model {
     Cnn,
     /// Residual network with 18 layers, for images.
     Resnet18,
+    /// MobileNetV2, for images; with half of its channels for images below 64x64.
+    Mobilenet,
     /// Small vision transformer, for images.
     Vit,
 }
@@ -108,6 +110,7 @@ impl Model {
             Model::Mlp => "mlp",
             Model::Cnn => "cnn",
             Model::Resnet18 => "resnet18",
+            Model::Mobilenet => "mobilenet",
             Model::Vit => "vit",
         }
     }
@@ -117,7 +120,7 @@ impl Model {
         match self {
             Model::Mlp => 1,
             Model::Cnn | Model::Vit => 4,
-            Model::Resnet18 => 8,
+            Model::Resnet18 | Model::Mobilenet => 8,
         }
     }
 }
@@ -141,6 +144,7 @@ impl Args {
         let mut architecture = match (self.model, shape) {
             (Model::Cnn, &[c, h, w]) => Architecture::cnn([c, h, w], outputs),
             (Model::Resnet18, &[c, h, w]) => Architecture::resnet18([c, h, w], h.min(w) < 64, outputs),
+            (Model::Mobilenet, &[c, h, w]) => Architecture::mobilenet([c, h, w], h.min(w) < 64, outputs),
             (Model::Vit, &[c, h, w]) => {
                 let fits = |p: &&usize| h.is_multiple_of(**p) && w.is_multiple_of(**p) && h.min(w) / **p >= MIN_PATCHES;
                 let patch = PATCHES.iter().find(fits).copied().unwrap_or(1);
@@ -417,7 +421,7 @@ fn default_epochs(args: &Args, batch: usize, examples: usize) -> usize {
     match (args.source.data_set, args.model) {
         (Some(DataSet::Digits), _) => TrainConfig::default().epochs,
         (Some(DataSet::Mnist), Model::Mlp) => 10,
-        (Some(DataSet::Mnist), Model::Cnn | Model::Resnet18 | Model::Vit) => 3,
+        (Some(DataSet::Mnist), _) => 3,
         (None, _) => 1000usize.div_ceil((examples / batch.max(1)).max(1)).clamp(20, 200),
     }
 }
