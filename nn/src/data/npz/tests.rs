@@ -96,7 +96,7 @@ fn labels_may_be_text() {
     assert_eq!(arrays.class_names, ["10", "iris", "rose"]);
     assert_eq!(arrays.data.labels(), [2, 1, 0, 2]);
     // Text is taken to the letter: these are four classes.
-    let arrays = dataset(x(), npy("|S3", false, "(4, 1)", b"9\0\010\009\09.0")).unwrap();
+    let arrays = dataset(x(), npy("|S3", false, "(4, 1)", b"9\x00\x0010\x0009\x009.0")).unwrap();
     assert_eq!(arrays.class_names, ["09", "10", "9", "9.0"]);
 
     let (_folder, path) = npz(&[("x", x()), ("y", words)], CompressionMethod::Stored);
