@@ -94,7 +94,7 @@ pub(super) fn locate(model: &Path) -> Result<PathBuf> {
     Err(Error::misuse(
         format!("there is no model at '{name}'"),
         format!(
-            "models are not part of this program. `hf download {on_hub} --local-dir {folder}` gets one from the Hugging Face \
+            "give the folder of one (config.json, *.safetensors and tokenizer.json) or a GGUF file. `hf download {on_hub} --local-dir {folder}` gets one from the Hugging Face \
              Hub (`pip install huggingface_hub` has the command; SmolLM2-135M takes 270 MB), then give --model {folder}; \
              {by_itself}"
         ),
