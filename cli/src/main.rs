@@ -3,9 +3,10 @@
 mod commands;
 mod output;
 
+use std::error::Error;
 use std::process::ExitCode;
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use meganeura::profiler::{self, TraceFile};
 
@@ -83,7 +84,13 @@ impl Command {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            output::report(&*error);
+            return ExitCode::FAILURE;
+        }
+    };
     start_logging(cli.verbose);
     meganeura::select::name_api_selectors("--device");
     // This program tries plugins in a child process; `plugins check` is that process.
@@ -99,6 +106,27 @@ fn main() -> ExitCode {
         output::report(&error);
         ExitCode::FAILURE
     })
+}
+
+/// The command line, with what a file adds to it. Mistakes in it end the program as clap does.
+fn parse() -> Result<Cli, Box<dyn Error>> {
+    let command = Cli::command();
+    let (args, file) = train::with_file(&command, std::env::args_os().collect())?;
+    let matches = command.clone().try_get_matches_from(args).unwrap_or_else(|error| {
+        let Some(file) = file else { error.exit() };
+        let notes = file.notes(&error.to_string());
+        // Nobody is left to tell if this fails.
+        let _ = error.print();
+        for note in notes {
+            let _ = output::notice(note);
+        }
+        std::process::exit(error.exit_code())
+    });
+    let mut cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    if let (Command::Train(args), Some(settings)) = (&mut cli.command, train::effective(&command, &matches)) {
+        args.note_settings(settings);
+    }
+    Ok(cli)
 }
 
 fn run(command: &Command) -> ExitCode {

@@ -3,8 +3,8 @@
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use meganeura::Result;
 use meganeura::llm::{Generator, GeneratorOptions, Sampling, Speed, WeightStorage, hub};
+use meganeura::{Error, Result};
 
 use crate::output::text;
 
@@ -70,6 +70,37 @@ pub(super) struct ModelArgs {
     no_plan_cache: bool,
 }
 
+/// The folder or file of a model, which is downloaded if it is a name on the Hub and the program can do that. For one
+/// that is not there, the error says where to get it.
+pub(super) fn locate(model: &Path) -> Result<PathBuf> {
+    let name = model.to_string_lossy();
+    let is_name = name.split('/').count() == 2 && !name.starts_with(['.', '/', '~']);
+    if model.exists() || (is_name && cfg!(feature = "hub")) {
+        return hub::locate(model);
+    }
+    const EXAMPLE: &str = "HuggingFaceTB/SmolLM2-135M";
+    let own = name.rsplit('/').next().unwrap_or_default();
+    let on_hub = match own {
+        _ if is_name => name.to_string(),
+        // The family of the examples in the documentation.
+        own if own.starts_with("SmolLM2-") && !own.ends_with(".gguf") => format!("HuggingFaceTB/{own}"),
+        _ => EXAMPLE.to_owned(),
+    };
+    let folder = on_hub.rsplit('/').next().unwrap_or_default();
+    let by_itself = match cfg!(feature = "hub") {
+        true => format!("or give --model {on_hub}, which is downloaded"),
+        false => format!("or build with `--features hub` and give --model {on_hub}, which is then downloaded"),
+    };
+    Err(Error::misuse(
+        format!("there is no model at '{name}'"),
+        format!(
+            "give the folder of one (config.json, *.safetensors and tokenizer.json) or a GGUF file. `hf download {on_hub} --local-dir {folder}` gets one from the Hugging Face \
+             Hub (`pip install huggingface_hub` has the command; SmolLM2-135M takes 270 MB), then give --model {folder}; \
+             {by_itself}"
+        ),
+    ))
+}
+
 pub(super) fn storage(name: &str) -> std::result::Result<WeightStorage, String> {
     let known = || WeightStorage::ALL.map(WeightStorage::name).join(", ");
     WeightStorage::from_name(name).ok_or_else(|| format!("there are {}", known()))
@@ -104,7 +135,7 @@ impl ModelArgs {
 
     /// The folder of the model.
     pub(super) fn folder(&self) -> Result<PathBuf> {
-        hub::locate(&self.model)
+        locate(&self.model)
     }
 
     /// The model with a cache of so many rows, or of those that were asked for.

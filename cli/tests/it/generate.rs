@@ -178,3 +178,46 @@ fn weights_of_fewer_bits_and_gguf_files() {
         "{line}"
     );
 }
+
+#[test]
+fn a_model_that_is_not_there_comes_with_where_to_get_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for (model, parts) in [
+        (
+            "SmolLM2-135M-Instruct",
+            [
+                "hf download HuggingFaceTB/SmolLM2-135M-Instruct",
+                "--local-dir SmolLM2-135M-Instruct",
+            ],
+        ),
+        (
+            "./models/mine",
+            ["no model at './models/mine'", "hf download HuggingFaceTB/SmolLM2-135M "],
+        ),
+        (
+            "smollm2.gguf",
+            ["no model at 'smollm2.gguf'", "hf download HuggingFaceTB/SmolLM2-135M "],
+        ),
+    ] {
+        for command in [
+            &["generate", "--prompt", "hi"][..],
+            &["chat"],
+            &["train", "text", "--data", "t.txt"],
+        ] {
+            std::fs::write(folder.path().join("t.txt"), "some text").expect("writable");
+            let args = [command, &["--model", model]].concat();
+            let (output, _, err) = run(meganeura(&args).current_dir(folder.path()));
+            assert!(!output.status.success(), "{args:?}");
+            assert!(parts.iter().all(|part| err.contains(part)), "{args:?}: {err}");
+        }
+    }
+    #[cfg(not(feature = "hub"))]
+    {
+        let args = ["generate", "--prompt", "hi", "--model", "org/own"];
+        let (_, _, err) = run(meganeura(&args).current_dir(folder.path()));
+        assert!(
+            err.contains("--features hub") && err.contains("hf download org/own"),
+            "{err}"
+        );
+    }
+}

@@ -18,18 +18,29 @@ fn train(args: &[&str]) -> Output {
 fn a_folder_gets_all_three_logs() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("runs").join("first");
-    for run in 1..=2 {
+    let events = |path: &Path| {
+        let files = files(path);
+        files.iter().filter(|n| n.starts_with("events.out.tfevents.")).count()
+    };
+    let output = train(&["--log-dir", path.to_str().expect("a path")]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(!String::from_utf8_lossy(&output.stdout).contains("logs are in"));
+    let first = std::fs::read(path.join("metrics.jsonl")).expect("lines");
+    // Further runs have folders of their own.
+    for run in ["run-2", "run-3"] {
         let output = train(&["--log-dir", path.to_str().expect("a path")]);
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        let events = files(&path)
-            .into_iter()
-            .filter(|n| n.starts_with("events.out.tfevents."))
-            .count();
-        assert_eq!(events, run, "event files are added, {:?}", files(&path));
+        let out = String::from_utf8_lossy(&output.stdout);
+        let said = format!("logs are in {}, as", path.join(run).display());
+        assert!(output.status.success() && out.contains(&said), "{said}: {out}");
+        assert_eq!(events(&path.join(run)), 1);
     }
+    assert_eq!(events(&path), 1, "{:?}", files(&path));
+    assert_eq!(std::fs::read(path.join("metrics.jsonl")).expect("lines"), first);
+    let output = train(&["--json", "--log-dir", path.to_str().expect("a path")]);
+    assert!(String::from_utf8_lossy(&output.stdout).contains("run-4\""));
     let table = std::fs::read_to_string(path.join("metrics.csv")).expect("a table");
-    let header =
-        "event,epoch,step,loss,accuracy,gradient_norm,loss_scale,skipped_updates,lr,seconds,examples_per_second";
+    let header = "event,epoch,step,loss,test_loss,test_accuracy,test_rmse,test_mae,test_r2,gradient_norm,loss_scale,\
+                  skipped_updates,lr,seconds,examples_per_second";
     assert_eq!(table.lines().next(), Some(header));
     let rows = |event: &str| table.lines().filter(|l| l.starts_with(event)).count();
     assert_eq!((rows("epoch,"), rows("evaluation,")), (2, 2), "{table}");
@@ -40,16 +51,67 @@ fn a_folder_gets_all_three_logs() {
 }
 
 #[test]
+fn evaluations_on_validation_examples_are_called_so() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path();
+    let mut text = String::from("a,b,sum\n");
+    for i in 0..80 {
+        let (a, b) = (f64::from(i).sin(), f64::from(i * 7 % 11) / 4.0);
+        text += &format!("{a:.4},{b},{:.4}\n", a + 2.0 * b);
+    }
+    std::fs::write(path.join("sums.csv"), text).expect("writable");
+    let args = "train --csv sums.csv --validation 0.2 --epochs 3 --log-dir logs --device cpu";
+    let mut command = Command::new(env!("CARGO_BIN_EXE_meganeura"));
+    let output = command
+        .args(args.split(' '))
+        .current_dir(path)
+        .env_remove("MEGANEURA_DEVICE_ID")
+        .output()
+        .expect("the program runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let table = std::fs::read_to_string(path.join("logs/metrics.csv")).expect("a table");
+    let mut rows = table.lines().map(|line| line.split(',').collect::<Vec<_>>());
+    let names = rows.next().expect("names");
+    let at = |name: &str| names.iter().position(|n| *n == name).expect(name);
+    assert!(!table.contains("test_"), "{table}");
+    let evaluations: Vec<_> = rows.filter(|row| row[0] == "evaluation").collect();
+    assert_eq!(evaluations.len(), 3, "{table}");
+    for row in evaluations {
+        for name in ["loss", "rmse", "mae", "r2"] {
+            let value = row[at(&format!("validation_{name}"))];
+            assert!(value.parse::<f64>().is_ok_and(f64::is_finite), "{name}: {table}");
+        }
+        assert_eq!((row[at("validation_accuracy")], row[at("loss")]), ("", ""), "{table}");
+    }
+    let lines = std::fs::read_to_string(path.join("logs/metrics.jsonl")).expect("lines");
+    let begin = lines.lines().next().unwrap_or_default();
+    assert!(
+        begin.contains("\"test_examples\":null,\"validation_examples\":16"),
+        "{begin}"
+    );
+    assert_eq!(lines.matches("\"on\":\"validation\"").count(), 4, "{lines}");
+    let events = files(&path.join("logs"));
+    let events = events.iter().find(|n| n.starts_with("events.")).expect("events");
+    let bytes = std::fs::read(path.join("logs").join(events)).expect("events");
+    let has = |tag: &str| bytes.windows(tag.len()).any(|part| part == tag.as_bytes());
+    assert!(has("validation/rmse") && !has("test/"));
+}
+
+#[test]
 fn a_resumed_run_goes_on_with_its_logs() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = |name: &str| folder.path().join(name).to_str().expect("a path").to_owned();
     let (logs, log, saved) = (path("logs"), path("log.jsonl"), path("saved"));
-    for _ in 0..2 {
+    // Of another run, which the first one goes beside.
+    assert!(train(&["--log-dir", &logs]).status.success());
+    for said in [", as ", "\n"] {
         let args = ["--log-dir", &logs, "--log", &log, "--checkpoint", &saved, "--resume"];
         let output = train(&args);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let out = String::from_utf8_lossy(&output.stdout);
+        assert!(out.contains(&format!("{logs}/run-2{said}")), "{out}");
     }
-    let table = std::fs::read_to_string(Path::new(&logs).join("metrics.csv")).expect("a table");
+    let table = std::fs::read_to_string(Path::new(&logs).join("run-2/metrics.csv")).expect("a table");
     assert_eq!(table.matches("event,epoch").count(), 1, "one header: {table}");
     assert_eq!(table.lines().filter(|l| l.starts_with("epoch,")).count(), 2, "{table}");
     let lines = std::fs::read_to_string(&log).expect("lines");

@@ -5,11 +5,14 @@ mod bench_suites;
 mod budget;
 #[path = "../../../tests/common/mod.rs"]
 mod common;
+mod config;
 mod debug;
 mod doctor;
 mod explain;
 mod generate;
 mod help;
+#[cfg(unix)]
+mod interrupt;
 mod kept;
 mod kernels;
 mod log_dir;
@@ -365,7 +368,7 @@ fn tables_are_trained_on_and_logged() {
     );
     let log = json_lines(&std::fs::read_to_string(path.join("run.jsonl")).expect("a log"));
     assert_eq!(
-        (&log[0]["event"], &log[0]["test_examples"]),
+        (&log[0]["event"], &log[0]["validation_examples"]),
         // A tenth is for early stopping; the test examples are for the summary alone.
         (&"train_begin".into(), &15.into())
     );
@@ -404,7 +407,7 @@ fn tables_are_trained_on_and_logged() {
     let (output, _, err) = run(meganeura(&["train", "--csv", "f.csv", "--test-csv", "test.csv"]).current_dir(path));
     assert!(!output.status.success() && err.contains("height"), "{err}");
     for (text, part) in [
-        (flowers(9).replace(",rose", "big,rose"), "f.csv: line 2, column 3"),
+        (flowers(9).replace(",rose", "big,rose"), "big' is not a number"),
         (flowers(0), "no examples"),
         (flowers(1), "nothing to tell apart"),
         (String::new(), "no examples"),

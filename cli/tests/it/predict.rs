@@ -216,6 +216,69 @@ fn images_go_through_arrays() {
     assert!(!ok && err.contains("takes no tables"), "{err}");
 }
 
+/// A `.npz` file with numbers that tell two names apart, and the names as `<U5`.
+fn write_named(path: &Path, names: [&str; 2], rows: usize) {
+    let npy = |descr: &str, shape: &str, elements: &[u8]| {
+        let header = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}\n");
+        let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
+        bytes.extend((header.len() as u16).to_le_bytes());
+        bytes.extend(header.as_bytes());
+        bytes.extend(elements);
+        bytes
+    };
+    let values = (0..rows).flat_map(|i| [(i % 2) as f32 * 4.0 + (i as f32).sin(), 1.0]);
+    let values: Vec<u8> = values.flat_map(f32::to_le_bytes).collect();
+    let codes = |i: usize| names[i % 2].chars().map(u32::from).chain(std::iter::repeat(0)).take(5);
+    let text: Vec<u8> = (0..rows).flat_map(codes).flat_map(u32::to_le_bytes).collect();
+    let mut zip = zip::ZipWriter::new(fs::File::create(path).expect("writable"));
+    for (name, bytes) in [
+        ("x.npy", npy("<f4", &format!("({rows}, 2)"), &values)),
+        ("y.npy", npy("<U5", &format!("({rows},)"), &text)),
+    ] {
+        zip.start_file(name, zip::write::SimpleFileOptions::default())
+            .expect("starts");
+        zip.write_all(&bytes).expect("writes");
+    }
+    zip.finish().expect("ends");
+}
+
+#[test]
+fn labels_that_are_text_keep_their_names() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path();
+    write_named(&path.join("a.npz"), ["zebra", "große"], 80);
+    let train = "train --npz a.npz --epochs 40 --lr 0.01 --hidden 8 --out m --device cpu";
+    let (ok, out, err) = run_in(path, &train.split(' ').collect::<Vec<_>>());
+    assert!(ok && out.contains("2 classes: große, zebra"), "{out}{err}");
+    let args = "evaluate --model m --npz a.npz --json --device cpu";
+    let (ok, out, err) = run_in(path, &args.split(' ').collect::<Vec<_>>());
+    let report: serde_json::Value = serde_json::from_str(&out).expect(&err);
+    assert!(ok && report["accuracy"].as_f64() > Some(0.95), "{out}");
+    assert_eq!(report["classes"]["zebra"]["examples"], 40);
+    let args = "predict --model m --npz a.npz --device cpu";
+    let (ok, out, err) = run_in(path, &args.split(' ').collect::<Vec<_>>());
+    assert!(
+        ok && out.starts_with("1: zebra ") && out.contains("\n2: große "),
+        "{out}{err}"
+    );
+
+    write_named(&path.join("b.npz"), ["zebra", "lion"], 4);
+    let args = "evaluate --model m --npz b.npz --device cpu";
+    let (ok, _, err) = run_in(path, &args.split(' ').collect::<Vec<_>>());
+    assert!(!ok && err.contains("row 1: 'lion' is none of the 2"), "{err}");
+    for args in [
+        "train --npz a.npz --task regression --device cpu",
+        "train --npz a.npz --x y --device cpu",
+        "predict --model m --npz a.npz --x y --device cpu",
+    ] {
+        let (ok, _, err) = run_in(path, &args.split(' ').collect::<Vec<_>>());
+        assert!(
+            !ok && err.contains("'y'") && err.contains("only labels may be text"),
+            "{args}: {err}"
+        );
+    }
+}
+
 /// Prices that are a sum of room, district and noise, some rooms missing.
 fn houses(rows: usize) -> String {
     let mut text = String::from("rooms,district,price\n");
@@ -314,6 +377,49 @@ fn prices_are_predicted_from_numbers_and_words() {
     let args = "train --csv houses.csv --target price --missing mean --balance --device cpu";
     let (ok, _, err) = run_in(path, &args.split(' ').collect::<Vec<_>>());
     assert!(!ok && err.contains("--balance"), "{err}");
+}
+
+#[test]
+fn categories_and_fill_values_are_those_of_training_rows() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path();
+    // Every row has a code of its own: those of the test rows are in no training row.
+    let mut text = String::from("code,length,kind\n");
+    for i in 0..40 {
+        writeln!(text, "c{i},{},{}", (i % 2) * 10, ["a", "b"][i % 2]).expect("a string");
+    }
+    fs::write(path.join("own.csv"), &text).expect("writable");
+    let train = "train --csv own.csv --epochs 3 --validation 0.1 --out m --device cpu";
+    let (ok, out, err) = run_in(path, &train.split(' ').collect::<Vec<_>>());
+    assert!(ok, "{err}");
+    assert!(
+        out.contains("12 cells of validation or test rows with a category that no training row has"),
+        "{out}"
+    );
+    let model = Model::load(path.join("m")).expect("loads");
+    // 28 codes and the length.
+    assert_eq!(model.schema().expect("a table").width(), 29);
+
+    // A test file of one's own is read in the same way; a target that is none of the classes stays an error.
+    fs::write(path.join("test.csv"), "code,length,kind\nc1,10,b\nnew,0,a\n").expect("writable");
+    let train = "train --csv own.csv --test-csv test.csv --epochs 1 --device cpu";
+    let (ok, out, err) = run_in(path, &train.split(' ').collect::<Vec<_>>());
+    assert!(
+        ok && out.contains("1 cell of validation or test rows") && out.contains("40 examples to train, 2 to test"),
+        "{out}{err}"
+    );
+    fs::write(path.join("test.csv"), "code,length,kind\nc1,10,z\n").expect("writable");
+    let (ok, _, err) = run_in(path, &train.split(' ').collect::<Vec<_>>());
+    assert!(!ok && err.contains("test.csv") && err.contains("'z'"), "{err}");
+
+    let mut text = String::from("length,kind\n");
+    for i in 0..50 {
+        writeln!(text, "{},{}", if i < 10 { "1000" } else { "" }, ["a", "b"][i % 2]).expect("a string");
+    }
+    fs::write(path.join("gaps.csv"), &text).expect("writable");
+    let train = "train --csv gaps.csv --missing mean --epochs 1 --device cpu";
+    let (ok, out, err) = run_in(path, &train.split(' ').collect::<Vec<_>>());
+    assert!(ok && out.contains("40 missing cells were filled"), "{out}{err}");
 }
 
 #[test]

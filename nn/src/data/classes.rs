@@ -15,9 +15,23 @@ pub(super) struct Labels {
     labels: Vec<u32>,
     /// Whether only labels that are known already are accepted.
     closed: bool,
+    /// Whether texts that look like numbers are texts like others.
+    exact: bool,
 }
 
 impl Labels {
+    /// Labels that are told apart to the letter, of these classes if there are any given.
+    pub(super) fn of_texts(classes: Option<&[String]>) -> Self {
+        let names = classes.unwrap_or_default();
+        Labels {
+            ids: names.iter().cloned().zip(0..).collect(),
+            names: names.to_vec(),
+            labels: Vec::new(),
+            closed: classes.is_some(),
+            exact: true,
+        }
+    }
+
     /// Ids are the positions in `classes`, and other labels are refused.
     pub(super) fn of(classes: &[String]) -> Self {
         let ids = classes.iter().enumerate();
@@ -26,15 +40,16 @@ impl Labels {
             names: classes.to_vec(),
             labels: Vec::new(),
             closed: true,
+            exact: false,
         }
     }
 
     /// Takes the label of the next example; an error says why it cannot be one.
     pub(super) fn push(&mut self, text: &str) -> Result<(), String> {
         if text.is_empty() {
-            return Err("the label is empty; fill it in, or remove the line".into());
+            return Err("the label is empty; fill it in, or remove the example".into());
         }
-        let name = normal(text);
+        let name = if self.exact { text.to_owned() } else { normal(text) };
         let id = match self.ids.get(&name) {
             Some(&id) => id,
             None if self.closed => {
@@ -66,7 +81,7 @@ impl Labels {
         if self.closed {
             return Ok((self.labels, self.names));
         }
-        let all_numbers = self.names.iter().all(|n| n.parse::<f64>().is_ok());
+        let all_numbers = !self.exact && self.names.iter().all(|n| n.parse::<f64>().is_ok());
         if let (true, Some(name)) = (all_numbers, self.names.iter().find(|n| n.parse::<i64>().is_err())) {
             return Err(name.clone());
         }
@@ -130,6 +145,20 @@ mod tests {
             of_numbers(&[7, -2, 7, 300]),
             (vec![1, 0, 1, 2], vec!["-2".into(), "7".into(), "300".into()])
         );
+    }
+
+    #[test]
+    fn texts_are_told_apart_to_the_letter() {
+        let mut labels = Labels::of_texts(None);
+        for text in ["9", "10", "09", "2.5", "9"] {
+            labels.push(text).unwrap();
+        }
+        let (ids, names) = labels.finish().unwrap();
+        assert_eq!((ids, names.join(" ")), (vec![3, 1, 0, 2, 3], "09 10 2.5 9".into()));
+        let mut labels = Labels::of_texts(Some(&names));
+        labels.push("10").unwrap();
+        assert!(labels.push("9.0").is_err() && labels.push("").is_err());
+        assert_eq!(labels.finish().unwrap(), (vec![1], names));
     }
 
     #[test]

@@ -17,6 +17,7 @@
 //! | folders of images in PNG, JPEG or BMP, one for each class | [`image_folder`] |
 //! | arrays of NumPy, `.npz` or `.npy` | [`npz_dataset`], [`npy_dataset`] |
 //! | a single NumPy array | [`read_npy`], [`parse_npy`], [`read_npz`] |
+//! | one that may be text | [`read_npy_labels`], [`parse_npy_labels`], [`read_npz_labels`] |
 //! | your own vectors | [`Dataset::new`], [`Dataset::regression`] |
 //!
 //! [`Batches`] walks a data set in mini-batches of a fixed size, [`Standardiser`] scales features, and
@@ -75,8 +76,11 @@ pub use error::DataError;
 pub use idx::{IDX_MAX_BYTES, IdxArray, IdxData, IdxType, parse_idx, read_idx};
 pub use images::{ImageFolder, image_files, image_folder, read_images};
 pub use mnist::{idx_dataset, mnist};
-pub use npy::{NPY_MAX_BYTES, NpyArray, NpyType, parse_npy, read_npy, write_npy, write_npy_bytes};
-pub use npz::{Arrays, npy_dataset, npz_dataset, npz_names, read_npz};
+pub use npy::{
+    NPY_MAX_BYTES, NpyArray, NpyLabels, NpyText, NpyType, parse_npy, parse_npy_labels, read_npy, read_npy_labels,
+    write_npy, write_npy_bytes,
+};
+pub use npz::{Arrays, npy_dataset, npz_dataset, npz_names, read_npz, read_npz_labels};
 pub use split::{Parts, SplitOptions};
 pub use standardise::Standardiser;
 pub use table::{

@@ -7,12 +7,16 @@ use serde::{Deserialize, Serialize};
 use super::{ModelError, Task};
 use crate::data::Standardiser;
 use crate::layers::Activation;
-use crate::models::{CnnConfig, FEATURES, MlpConfig, ResNetConfig, VitConfig, classifier, regressor, soft_classifier};
+use crate::models::{
+    CnnConfig, FEATURES, MlpConfig, MobileNetConfig, ResNetConfig, VitConfig, classifier, regressor, soft_classifier,
+};
 
 /// The largest size of anything: more would only be a damaged file.
 const MAX_SIZE: usize = 1 << 24;
 /// The most layers of one kind.
 const MAX_LAYERS: usize = 1024;
+/// The largest factor of numbers of channels.
+const MAX_WIDTH: f32 = 8.0;
 /// The most values of one example.
 const MAX_FEATURES: usize = 1 << 26;
 
@@ -61,6 +65,19 @@ pub enum Architecture {
         /// Channels of the first stage.
         width: usize,
         /// Whether it starts for images of 32x32 or so.
+        small_images: bool,
+        /// Logits or predicted numbers.
+        outputs: usize,
+    },
+    /// MobileNetV2 ([`MobileNetConfig`]).
+    MobileNet {
+        /// Channels, height and width of an image.
+        image: [usize; 3],
+        /// Factor of the numbers of channels, up to 8.
+        width: f32,
+        /// Probability of dropout in front of the classifier.
+        dropout: f32,
+        /// Whether the strides are for images of 32x32 or so.
         small_images: bool,
         /// Logits or predicted numbers.
         outputs: usize,
@@ -139,6 +156,17 @@ impl Architecture {
         }
     }
 
+    /// MobileNetV2 with the defaults of [`MobileNetConfig`]; `small_images` for 32x32 or so, with half as many channels.
+    pub fn mobilenet(image: [usize; 3], small_images: bool, outputs: usize) -> Self {
+        Architecture::MobileNet {
+            image,
+            width: if small_images { 0.5 } else { 1.0 },
+            dropout: 0.2,
+            small_images,
+            outputs,
+        }
+    }
+
     /// An [`Architecture::Vit`] with the defaults of [`VitConfig`].
     pub fn vit(image: [usize; 3], patch: usize, outputs: usize) -> Self {
         Architecture::Vit {
@@ -156,9 +184,10 @@ impl Architecture {
     pub fn feature_shape(&self) -> Vec<usize> {
         match self {
             Architecture::Mlp { features, .. } => features.clone(),
-            Architecture::Cnn { image, .. } | Architecture::ResNet { image, .. } | Architecture::Vit { image, .. } => {
-                image.to_vec()
-            }
+            Architecture::Cnn { image, .. }
+            | Architecture::ResNet { image, .. }
+            | Architecture::MobileNet { image, .. }
+            | Architecture::Vit { image, .. } => image.to_vec(),
         }
     }
 
@@ -173,6 +202,7 @@ impl Architecture {
             Architecture::Mlp { outputs, .. }
             | Architecture::Cnn { outputs, .. }
             | Architecture::ResNet { outputs, .. }
+            | Architecture::MobileNet { outputs, .. }
             | Architecture::Vit { outputs, .. } => *outputs,
         }
     }
@@ -325,6 +355,17 @@ impl Architecture {
                 let config = config.channels(image[0]).width(width).depths(depths);
                 config.small_images(small_images).build(g, "").forward(g, x)
             }
+            &Architecture::MobileNet {
+                image,
+                width,
+                dropout,
+                small_images,
+                outputs,
+            } => {
+                let config = MobileNetConfig::new(outputs).channels(image[0]).width(width);
+                let config = config.dropout(dropout).small_images(small_images);
+                config.build(g, "").forward(g, x)
+            }
             &Architecture::Vit {
                 image,
                 patch,
@@ -383,6 +424,14 @@ impl Architecture {
             Architecture::ResNet { depths, width, .. } => {
                 depths.iter().try_for_each(|&d| count("a depth", d))?;
                 size("width", *width)
+            }
+            Architecture::MobileNet { width, dropout, .. } => {
+                if !(*width > 0.0 && *width <= MAX_WIDTH) {
+                    return Err(format!(
+                        "width is {width}; it has to be above 0 and at most {MAX_WIDTH}"
+                    ));
+                }
+                probability(*dropout)
             }
             Architecture::Vit {
                 patch,

@@ -10,6 +10,7 @@
 //! | [`MlpConfig`] | multi-layer perceptron |
 //! | [`CnnConfig`] | small convolutional network |
 //! | [`ResNetConfig`] | residual networks |
+//! | [`MobileNetConfig`] | MobileNetV2 |
 //! | [`VitConfig`] | vision transformer |
 //! | [`UnetConfig`] | U-Net, images in and images out |
 //! | [`LlamaConfig`] | decoder-only language models of the Llama family |
@@ -29,6 +30,7 @@ mod cnn;
 mod decode;
 mod llama;
 mod mlp;
+mod mobilenet;
 mod preset;
 mod resnet;
 mod unet;
@@ -38,6 +40,7 @@ pub use cnn::{Cnn, CnnConfig};
 pub use decode::{KV_POS, LOGITS_ROW, LogitsOf, kv_cache_names};
 pub use llama::{Llama, LlamaBlock, LlamaConfig, TARGETS, TOKENS, language_model};
 pub use mlp::{Mlp, MlpConfig};
+pub use mobilenet::{MobileNet, MobileNetConfig};
 pub use preset::{PRESETS, Preset, preset};
 pub use resnet::{ResNet, ResNetConfig};
 pub use unet::{Unet, UnetConfig, segmentation};

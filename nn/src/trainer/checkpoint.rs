@@ -35,6 +35,13 @@ pub struct Checkpoints {
     pub resume: bool,
 }
 
+impl Checkpoints {
+    /// Whether a run goes on from the folder: it is to, and there is a checkpoint.
+    pub fn resumes(&self) -> bool {
+        self.resume && self.folder.join(MANIFEST).is_file()
+    }
+}
+
 /// Version of what is written.
 const FORMAT: u32 = 1;
 const MANIFEST: &str = "checkpoint.json";

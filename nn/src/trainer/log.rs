@@ -7,6 +7,7 @@ use std::path::Path;
 
 use serde::Serialize;
 
+use super::observer::TEST;
 use super::sink::{Sink, open_at_end};
 use super::statistics::StatisticsRow;
 use super::{
@@ -17,12 +18,12 @@ use super::{
 ///
 /// | `event` | When | Fields besides it |
 /// |---|---|---|
-/// | `train_begin` | once, first | `epochs`, `steps_per_epoch`, `batch_size`, `examples`, `test_examples` (null without test data), `lr` (the configured one), `seed`, `resumed_steps` (made before, where it goes on from a checkpoint) |
+/// | `train_begin` | once, first | `epochs`, `steps_per_epoch`, `batch_size`, `examples`, `test_examples` and `validation_examples` (null unless evaluations are on these), `lr` (the configured one), `seed`, `resumed_steps` (made before, where it goes on from a checkpoint) |
 /// | `step` | after each step whose loss was read, see `TrainConfig::loss_every` | `epoch`, `step`, `loss`, `gradient_norm` (null unless gradients are limited by their norm), `loss_scale` and `skipped_updates` (both null unless in mixed precision), `lr`, `seconds`, `examples_per_second` |
 /// | `statistics` | for each parameter and gradient, see `TrainConfig::statistics_every` | `epoch`, `step`, `kind` (`parameter` or `gradient`), `name`, `len`, `nan`, `positive_infinities`, `negative_infinities`, `zeros`, `min`, `max`, `mean`, `deviation` (these of the finite elements) |
-/// | `evaluation` | after each evaluation on the test data | `epoch`, `step`, `loss`, `accuracy`, `correct`, `examples`, `best`, `lr`, `seconds`, `evaluation_seconds` |
+/// | `evaluation` | after each evaluation | `epoch`, `step`, `on` (`test` or `validation`), `loss`, `accuracy` (null for regression, which has `rmse`, `mae` and `r2`), `correct`, `examples`, `best`, `lr`, `seconds`, `evaluation_seconds` |
 /// | `epoch` | after each complete epoch | `epoch`, `step`, `loss` (mean of all its steps), `lr`, `seconds`, `examples_per_second`, `steps_per_second` |
-/// | `train_end` | once, last, unless the run failed | `epochs` (complete ones), `step`, `loss` and `accuracy` (of the final weights on the test data), `best_epoch`, `best_step`, `stopped`, `early_stopped`, `skipped_updates`, `seconds`, `compile_seconds` |
+/// | `train_end` | once, last, unless the run failed | `epochs` (complete ones), `step`, `on` (`test` or `validation`), `loss` and `accuracy` (of the final weights on these), `best_epoch`, `best_step`, `stopped`, `early_stopped`, `skipped_updates`, `seconds`, `compile_seconds` |
 ///
 /// `epoch` counts from 1, `step` is the number of steps made in the whole run, `seconds` are those since the
 /// run began, `accuracy` is from 0 to 1, `lr` is the learning rate of the last step. Numbers that are not
@@ -43,6 +44,7 @@ use super::{
 ///     batch_size: 32,
 ///     examples: 1300,
 ///     test_examples: None,
+///     validation_examples: None,
 ///     learning_rate: 0.1,
 ///     seed: 0,
 ///     resumed_steps: 0,
@@ -53,7 +55,11 @@ use super::{
 /// # }
 /// ```
 #[derive(Debug)]
-pub struct JsonLinesLog<W: Write = BufWriter<File>>(Sink<W>);
+pub struct JsonLinesLog<W: Write = BufWriter<File>> {
+    sink: Sink<W>,
+    /// Name of the examples that evaluations are on.
+    on: &'static str,
+}
 
 impl JsonLinesLog {
     /// Creates the file, or empties it if there is one.
@@ -77,7 +83,10 @@ impl JsonLinesLog {
 impl<W: Write> JsonLinesLog<W> {
     /// Writes to any writer.
     pub fn new(writer: W) -> Self {
-        JsonLinesLog(Sink::new(writer))
+        JsonLinesLog {
+            sink: Sink::new(writer),
+            on: TEST,
+        }
     }
 
     /// Flushes the lines.
@@ -85,12 +94,12 @@ impl<W: Write> JsonLinesLog<W> {
     /// # Errors
     /// The first error of the writer since the log was made.
     pub fn finish(self) -> io::Result<()> {
-        self.0.finish(W::flush)
+        self.sink.finish(W::flush)
     }
 
     /// Writes a line, and ends the run if that fails.
     fn line(&mut self, event: &impl Serialize) -> ControlFlow<()> {
-        self.0.write(|writer| {
+        self.sink.write(|writer| {
             serde_json::to_writer(&mut *writer, event)?;
             writer.write_all(b"\n")?;
             writer.flush()
@@ -108,6 +117,7 @@ enum Event<'a> {
         batch_size: usize,
         examples: usize,
         test_examples: Option<usize>,
+        validation_examples: Option<usize>,
         lr: f32,
         seed: u64,
         resumed_steps: u64,
@@ -127,6 +137,7 @@ enum Event<'a> {
     Evaluation {
         epoch: usize,
         step: u64,
+        on: &'static str,
         loss: f64,
         accuracy: Option<f64>,
         correct: usize,
@@ -150,6 +161,7 @@ enum Event<'a> {
     TrainEnd {
         epochs: usize,
         step: u64,
+        on: &'static str,
         loss: Option<f64>,
         accuracy: Option<f64>,
         best_epoch: Option<usize>,
@@ -164,12 +176,14 @@ enum Event<'a> {
 
 impl<W: Write> Observer for JsonLinesLog<W> {
     fn on_train_begin(&mut self, run: &TrainBegin) -> ControlFlow<()> {
+        self.on = run.evaluated();
         let event = Event::TrainBegin {
             epochs: run.epochs,
             steps_per_epoch: run.steps,
             batch_size: run.batch_size,
             examples: run.examples,
             test_examples: run.test_examples,
+            validation_examples: run.validation_examples,
             lr: run.learning_rate,
             seed: run.seed,
             resumed_steps: run.resumed_steps,
@@ -203,6 +217,7 @@ impl<W: Write> Observer for JsonLinesLog<W> {
         let event = Event::Evaluation {
             epoch: info.epoch,
             step: info.total_step,
+            on: self.on,
             loss: info.evaluation.loss,
             accuracy: info.evaluation.class_accuracy(),
             correct: info.evaluation.correct,
@@ -233,6 +248,7 @@ impl<W: Write> Observer for JsonLinesLog<W> {
         let event = Event::TrainEnd {
             epochs: report.epochs.len(),
             step: report.total_steps,
+            on: self.on,
             loss: report.evaluation.map(|e| e.loss),
             accuracy: report.evaluation.and_then(|e| e.class_accuracy()),
             best_epoch: report.best.map(|b| b.epoch),

@@ -16,7 +16,7 @@ use super::{
 /// With [`LogFolder::with_statistics`] there is a fourth file, `statistics.csv` ([`StatisticsLog`]).
 ///
 /// All but event files replace those of an earlier run in the folder, unless that is gone on with; event files are added to
-/// it.
+/// it. [`LogFolder::new_run_in`] finds a folder that holds no run.
 #[derive(Debug)]
 pub struct LogFolder {
     table: CsvLog,
@@ -53,6 +53,35 @@ impl LogFolder {
         fs::create_dir_all(folder)?;
         CsvLog::append(folder.join("metrics.csv"))?;
         JsonLinesLog::append(folder.join("metrics.jsonl")).map(drop)
+    }
+
+    /// Where a new run goes, so that it is not mixed with another one: the folder itself, or if it holds a run, the first of
+    /// `run-2`, `run-3` and so on in it that does not. TensorBoard shows each as a run.
+    ///
+    /// # Errors
+    /// A folder that cannot be read.
+    pub fn new_run_in(folder: impl AsRef<Path>) -> io::Result<PathBuf> {
+        for run in runs_in(folder.as_ref()) {
+            if !holds_run(&run)? {
+                return Ok(run);
+            }
+        }
+        Err(io::ErrorKind::AlreadyExists.into())
+    }
+
+    /// Where the last run is that [`new_run_in`](Self::new_run_in) found a place for: the folder itself if it holds none.
+    ///
+    /// # Errors
+    /// A folder that cannot be read.
+    pub fn last_run_in(folder: impl AsRef<Path>) -> io::Result<PathBuf> {
+        let mut last = folder.as_ref().to_owned();
+        for run in runs_in(folder.as_ref()) {
+            if !holds_run(&run)? {
+                break;
+            }
+            last = run;
+        }
+        Ok(last)
     }
 
     fn with(folder: &Path, appends: bool) -> io::Result<Self> {
@@ -118,6 +147,32 @@ impl LogFolder {
     }
 }
 
+/// Folders of runs in their order.
+fn runs_in(folder: &Path) -> impl Iterator<Item = PathBuf> {
+    const MAX: usize = 1_000_000;
+    let further = (2..MAX).map(|number| folder.join(format!("run-{number}")));
+    std::iter::once(folder.to_owned()).chain(further)
+}
+
+/// Whether there is a file of a run that has something in it.
+fn holds_run(folder: &Path) -> io::Result<bool> {
+    let entries = match fs::read_dir(folder) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
+        entries => entries?,
+    };
+    for entry in entries {
+        let entry = entry?;
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        let is_log = ["metrics.csv", "metrics.jsonl", "statistics.csv"].contains(&&*name);
+        // `try_path` leaves empty files.
+        if name.starts_with("events.out.tfevents.") || is_log && entry.metadata()?.len() > 0 {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 impl Observer for LogFolder {
     fn on_train_begin(&mut self, run: &TrainBegin) -> ControlFlow<()> {
         self.all().on_train_begin(run)
@@ -141,5 +196,37 @@ impl Observer for LogFolder {
 
     fn on_train_end(&mut self, report: &TrainReport) {
         self.all().on_train_end(report);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_run_has_a_folder_of_its_own() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = &folder.path().join("logs");
+        let places = || {
+            let places = [
+                LogFolder::new_run_in(path).unwrap(),
+                LogFolder::last_run_in(path).unwrap(),
+            ];
+            places.map(|p| p.strip_prefix(path).unwrap().display().to_string())
+        };
+        assert_eq!(places(), ["", ""]);
+        // What only tries leaves a folder free.
+        LogFolder::try_path(path).unwrap();
+        fs::write(path.join("notes.txt"), "mine").unwrap();
+        assert_eq!(places(), ["", ""]);
+        LogFolder::create(path).unwrap().finish().unwrap();
+        assert_eq!(places(), ["run-2", ""]);
+        fs::create_dir(path.join("run-2")).unwrap();
+        assert_eq!(places(), ["run-2", ""]);
+        fs::write(path.join("run-2/metrics.jsonl"), "{}\n").unwrap();
+        assert_eq!(places(), ["run-3", "run-2"]);
+        let file = folder.path().join("file");
+        fs::write(&file, "").unwrap();
+        LogFolder::new_run_in(&file).unwrap_err();
     }
 }

@@ -7,32 +7,84 @@ use std::path::Path;
 
 use serde::Serialize;
 
+use super::observer::TEST;
 use super::sink::{Sink, open_at_end};
-use super::{EpochReport, EvaluationInfo, Observer, StepInfo};
+use super::{EpochReport, EvaluationInfo, Observer, StepInfo, TrainBegin};
 
 /// Writes a table with a row for every step whose loss was read, for every evaluation and for every epoch.
 ///
-/// The columns are `event` (`step`, `evaluation` or `epoch`), `epoch`, `step`, `loss`, `accuracy`,
-/// `gradient_norm`, `loss_scale`, `skipped_updates`, `lr`, `seconds` and `examples_per_second`, with the meaning that
-/// [`JsonLinesLog`](super::JsonLinesLog) gives them. A cell that has no value is empty; numbers that are not finite
-/// are `NaN`, `inf` and `-inf`. Rows are flushed as they are written.
+/// The columns are `event` (`step`, `evaluation` or `epoch`), `epoch`, `step`, `loss` (of training examples), then those of
+/// evaluations, `test_loss`, `test_accuracy`, `test_rmse`, `test_mae` and `test_r2`, then `gradient_norm`, `loss_scale`,
+/// `skipped_updates`, `lr`, `seconds` and `examples_per_second`, with the meaning that
+/// [`JsonLinesLog`](super::JsonLinesLog) gives them. Where evaluations are on validation examples
+/// ([`Trainer::fit_parts`](super::Trainer::fit_parts)), their columns are `validation_loss` and so on. A cell that has no
+/// value is empty; numbers that are not finite are `NaN`, `inf` and `-inf`. Rows are flushed as they are written.
 #[derive(Debug)]
-pub struct CsvLog<W: Write = File>(Sink<csv::Writer<W>>);
+pub struct CsvLog<W: Write = File> {
+    sink: Sink<csv::Writer<W>>,
+    /// Name of the examples that evaluations are on.
+    on: &'static str,
+    /// Whether the table has the names of its columns.
+    begun: bool,
+}
 
-/// A row; the fields are the columns.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
+/// What the columns of an evaluation are called behind the name of the examples.
+const EVALUATED: [&str; 5] = ["loss", "accuracy", "rmse", "mae", "r2"];
+
+/// A row.
+#[derive(Clone, Copy, Debug, Default)]
 struct Row {
     event: &'static str,
     epoch: usize,
     step: u64,
-    loss: f64,
-    accuracy: Option<f64>,
+    loss: Option<f64>,
+    /// Values of [`EVALUATED`].
+    evaluated: [Option<f64>; 5],
     gradient_norm: Option<f32>,
     loss_scale: Option<f32>,
     skipped_updates: Option<u64>,
     lr: f32,
     seconds: f64,
     examples_per_second: Option<f64>,
+}
+
+impl Row {
+    fn names(on: &str) -> Vec<String> {
+        let mut names = ["event", "epoch", "step", "loss"].map(str::to_owned).to_vec();
+        names.extend(EVALUATED.map(|what| format!("{on}_{what}")));
+        let rest = [
+            "gradient_norm",
+            "loss_scale",
+            "skipped_updates",
+            "lr",
+            "seconds",
+            "examples_per_second",
+        ];
+        names.extend(rest.map(str::to_owned));
+        names
+    }
+
+    fn cells(&self) -> Vec<String> {
+        fn cell(value: Option<impl ToString>) -> String {
+            value.map_or_else(String::new, |value| value.to_string())
+        }
+        let mut cells = vec![
+            self.event.to_owned(),
+            self.epoch.to_string(),
+            self.step.to_string(),
+            cell(self.loss),
+        ];
+        cells.extend(self.evaluated.map(cell));
+        cells.extend([
+            cell(self.gradient_norm),
+            cell(self.loss_scale),
+            cell(self.skipped_updates),
+            self.lr.to_string(),
+            self.seconds.to_string(),
+            cell(self.examples_per_second),
+        ]);
+        cells
+    }
 }
 
 impl CsvLog {
@@ -49,14 +101,22 @@ impl CsvLog {
     /// # Errors
     /// A path that cannot be written, at once.
     pub fn append(path: impl AsRef<Path>) -> io::Result<Self> {
-        append_table(path.as_ref()).map(|table| CsvLog(Sink::new(table)))
+        let (file, begun) = open_at_end(path.as_ref())?;
+        Ok(CsvLog {
+            begun,
+            ..CsvLog::new(file)
+        })
     }
 }
 
 impl<W: Write> CsvLog<W> {
     /// Writes to any writer; rows are gathered before they are passed on.
     pub fn new(writer: W) -> Self {
-        CsvLog(Sink::new(csv::Writer::from_writer(writer)))
+        CsvLog {
+            sink: Sink::new(csv::Writer::from_writer(writer)),
+            on: TEST,
+            begun: false,
+        }
     }
 
     /// Flushes the rows.
@@ -64,15 +124,28 @@ impl<W: Write> CsvLog<W> {
     /// # Errors
     /// The first error of the writer since the log was made.
     pub fn finish(self) -> io::Result<()> {
-        self.0.finish(csv::Writer::flush)
+        self.sink.finish(csv::Writer::flush)
     }
 
     fn row(&mut self, row: Row) -> ControlFlow<()> {
-        self.0.write(|table| write_rows(table, [row]))
+        let names = (!self.begun).then(|| Row::names(self.on));
+        self.begun = true;
+        self.sink.write(|table| {
+            if let Some(names) = names {
+                table.write_record(names)?;
+            }
+            table.write_record(row.cells())?;
+            table.flush()
+        })
     }
 }
 
 impl<W: Write> Observer for CsvLog<W> {
+    fn on_train_begin(&mut self, run: &TrainBegin) -> ControlFlow<()> {
+        self.on = run.evaluated();
+        ControlFlow::Continue(())
+    }
+
     fn on_step(&mut self, step: &StepInfo) -> ControlFlow<()> {
         let Some(loss) = step.loss else {
             return ControlFlow::Continue(());
@@ -81,24 +154,31 @@ impl<W: Write> Observer for CsvLog<W> {
             event: "step",
             epoch: step.epoch,
             step: step.total_step,
-            loss: f64::from(loss),
-            accuracy: None,
+            loss: Some(f64::from(loss)),
             gradient_norm: step.gradient_norm,
             loss_scale: step.loss_scale.map(|(scale, _)| scale),
             skipped_updates: step.loss_scale.map(|(_, skipped)| skipped),
             lr: step.learning_rate,
             seconds: step.seconds,
             examples_per_second: Some(step.examples_per_second),
+            ..Row::default()
         })
     }
 
     fn on_evaluation(&mut self, info: &EvaluationInfo) -> ControlFlow<()> {
+        let evaluation = &info.evaluation;
+        let errors = evaluation.regression;
         self.row(Row {
             event: "evaluation",
             epoch: info.epoch,
             step: info.total_step,
-            loss: info.evaluation.loss,
-            accuracy: info.evaluation.class_accuracy(),
+            evaluated: [
+                Some(evaluation.loss),
+                evaluation.class_accuracy(),
+                errors.map(|e| e.rmse),
+                errors.map(|e| e.mae),
+                errors.map(|e| e.r2),
+            ],
             lr: info.learning_rate,
             seconds: info.seconds,
             ..Row::default()
@@ -110,7 +190,7 @@ impl<W: Write> Observer for CsvLog<W> {
             event: "epoch",
             epoch: report.epoch,
             step: report.total_steps,
-            loss: report.train_loss,
+            loss: Some(report.train_loss),
             lr: report.learning_rate,
             seconds: report.seconds,
             examples_per_second: Some(report.examples_per_second()),

@@ -210,6 +210,17 @@ impl Trainer {
         test: Option<&Dataset>,
         observer: &mut dyn Observer,
     ) -> Result<TrainReport, TrainError> {
+        self.run(train, test, false, observer)
+    }
+
+    /// [`fit`](Self::fit), where `test` may be the validation part.
+    fn run(
+        &mut self,
+        train: &Dataset,
+        test: Option<&Dataset>,
+        is_validation: bool,
+        observer: &mut dyn Observer,
+    ) -> Result<TrainReport, TrainError> {
         self.feed.check(train)?;
         if let Some(test) = test {
             self.feed.check(test)?;
@@ -234,6 +245,7 @@ impl Trainer {
             source,
             steps,
             test,
+            is_validation,
             tracker,
             resumed,
             settings,
@@ -253,7 +265,8 @@ impl Trainer {
     }
 
     /// Trains on the training part as [`fit`](Self::fit) does, with the validation part for evaluations and early
-    /// stopping, and then measures the final weights on the test part, which decided nothing.
+    /// stopping, and then measures the final weights on the test part, which decided nothing. Logs call the evaluations
+    /// those of validation.
     ///
     /// # Errors
     /// As there; [`TrainError::Config`] for early stopping without a validation part.
@@ -263,7 +276,7 @@ impl Trainer {
             self.feed.check(test)?;
             check_scales(&parts.train, test)?;
         }
-        let training = self.fit(&parts.train, parts.validation.as_ref(), observer)?;
+        let training = self.run(&parts.train, parts.validation.as_ref(), true, observer)?;
         let test = parts.test.as_ref().map(|test| self.evaluate(test)).transpose()?;
         Ok(PartsReport { training, test })
     }

@@ -17,8 +17,10 @@ pub struct TrainBegin {
     pub batch_size: usize,
     /// Training examples.
     pub examples: usize,
-    /// Test examples, if there is test data.
+    /// Test examples, if evaluations are on these.
     pub test_examples: Option<usize>,
+    /// Validation examples, if evaluations are on these; see [`Trainer::fit_parts`](super::Trainer::fit_parts).
+    pub validation_examples: Option<usize>,
     /// The configured learning rate, which schedule and warm-up scale.
     pub learning_rate: f32,
     /// The seed.
@@ -26,6 +28,19 @@ pub struct TrainBegin {
     /// Steps that were made before, where the run goes on from a checkpoint; else 0.
     pub resumed_steps: u64,
 }
+
+impl TrainBegin {
+    /// Name of the examples that evaluations are on: `validation` or `test`.
+    pub fn evaluated(&self) -> &'static str {
+        match self.validation_examples {
+            Some(_) => "validation",
+            None => TEST,
+        }
+    }
+}
+
+/// Name of the examples that evaluations are on, unless a run says otherwise.
+pub(super) const TEST: &str = "test";
 
 /// What an observer learns before an epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,7 +90,7 @@ pub struct EvaluationInfo {
     pub epoch: usize,
     /// Steps made in the run.
     pub total_step: u64,
-    /// Quality on the test data.
+    /// Quality on the test data, or the validation data.
     pub evaluation: Evaluation,
     /// Whether it is the best one of the run so far, by the metric of `TrainConfig::early_stopping`, or else by
     /// the loss.

@@ -28,6 +28,7 @@ pub(super) struct Run<'r, 'd> {
     trainer: &'r mut Trainer,
     source: Source<'d>,
     test: Option<&'r Dataset>,
+    is_validation: bool,
     observer: &'r mut dyn Observer,
     /// Steps in each epoch.
     steps: usize,
@@ -56,6 +57,8 @@ pub(super) struct Begin<'r, 'd> {
     pub(super) source: Source<'d>,
     pub(super) steps: usize,
     pub(super) test: Option<&'r Dataset>,
+    /// Whether `test` is the validation part.
+    pub(super) is_validation: bool,
     pub(super) tracker: Tracker,
     /// The checkpoint that it goes on from.
     pub(super) resumed: Option<RunState>,
@@ -80,6 +83,7 @@ impl<'r, 'd> Run<'r, 'd> {
             tracker: begin.tracker,
             source: begin.source,
             test: begin.test,
+            is_validation: begin.is_validation,
             steps: begin.steps,
             settings: begin.settings,
             trainer,
@@ -100,7 +104,8 @@ impl<'r, 'd> Run<'r, 'd> {
             steps: self.steps,
             batch_size: config.batch_size,
             examples,
-            test_examples: self.test.map(Dataset::len),
+            test_examples: self.test.filter(|_| !self.is_validation).map(Dataset::len),
+            validation_examples: self.test.filter(|_| self.is_validation).map(Dataset::len),
             learning_rate: config.learning_rate,
             seed: config.seed,
             resumed_steps: self.total,

@@ -14,6 +14,7 @@ use meganeura_core::error::TensorKind;
 use meganeura_core::statistics::FiniteStatistics;
 use prost::Message;
 
+use super::observer::TEST;
 use super::sink::Sink;
 use super::{EpochReport, EvaluationInfo, Observer, RegressionMetrics, StatisticsInfo, StepInfo, TrainBegin};
 
@@ -30,13 +31,19 @@ use super::{EpochReport, EvaluationInfo, Observer, RegressionMetrics, Statistics
 /// | `parameter/NAME`, `gradient/NAME` | histograms of the finite elements | after steps for which statistics are asked for |
 /// | `not_finite/parameter`, `not_finite/gradient` | how many elements of all tensors are not finite | the same |
 /// | `test/loss`, `test/accuracy` | quality on the test data, accuracy from 0 to 1 | after each evaluation |
+/// | `test/rmse`, `test/mae`, `test/r2` | errors of regression, instead of the accuracy | the same |
+/// | `validation/loss`, `validation/accuracy` and so on | the same on the validation data, where evaluations are on these | the same |
 ///
 /// The step of every value is the number of steps made in the run. Values are f32, as the format has them.
 ///
 /// A run that goes on from a checkpoint says so: TensorBoard then drops what the ended run wrote of later steps. A run
 /// that begins anew in the folder of another drops all of that one.
 #[derive(Debug)]
-pub struct EventLog<W: Write = BufWriter<File>>(Sink<W>);
+pub struct EventLog<W: Write = BufWriter<File>> {
+    sink: Sink<W>,
+    /// Name of the examples that evaluations are on.
+    on: &'static str,
+}
 
 impl EventLog {
     /// Makes a new event file in a folder, which is made too if it is absent. TensorBoard takes the files of a
@@ -64,7 +71,10 @@ impl EventLog {
 impl<W: Write> EventLog<W> {
     /// Writes to any writer, the line that says of which version the file is first.
     pub fn new(writer: W) -> Self {
-        let mut log = EventLog(Sink::new(writer));
+        let mut log = EventLog {
+            sink: Sink::new(writer),
+            on: TEST,
+        };
         // An error is kept for the next event.
         let _ = log.event(0, What::FileVersion("brain.Event:2".into()));
         log
@@ -75,7 +85,7 @@ impl<W: Write> EventLog<W> {
     /// # Errors
     /// The first error of the writer since the log was made.
     pub fn finish(self) -> io::Result<()> {
-        self.0.finish(W::flush)
+        self.sink.finish(W::flush)
     }
 
     fn scalars(&mut self, step: u64, values: &[(&str, f32)]) -> ControlFlow<()> {
@@ -92,7 +102,7 @@ impl<W: Write> EventLog<W> {
             step: i64::try_from(step).unwrap_or(i64::MAX),
             what: Some(what),
         };
-        self.0.write(|writer| {
+        self.sink.write(|writer| {
             write_record(writer, &event.encode_to_vec())?;
             writer.flush()
         })
@@ -101,6 +111,7 @@ impl<W: Write> EventLog<W> {
 
 impl<W: Write> Observer for EventLog<W> {
     fn on_train_begin(&mut self, run: &TrainBegin) -> ControlFlow<()> {
+        self.on = run.evaluated();
         // Readers drop what has this step or a later one. The values of the step of the checkpoint stay.
         let first = match run.resumed_steps {
             0 => 0,
@@ -149,21 +160,18 @@ impl<W: Write> Observer for EventLog<W> {
 
     fn on_evaluation(&mut self, info: &EvaluationInfo) -> ControlFlow<()> {
         let evaluation = &info.evaluation;
-        let loss = ("test/loss", evaluation.loss as f32);
-        match evaluation.regression {
-            None => self.scalars(
-                info.total_step,
-                &[loss, ("test/accuracy", evaluation.accuracy() as f32)],
-            ),
+        let values = match evaluation.regression {
+            None => vec![("loss", evaluation.loss), ("accuracy", evaluation.accuracy())],
             Some(RegressionMetrics { rmse, mae, r2 }) => {
-                let errors = [
-                    ("test/rmse", rmse as f32),
-                    ("test/mae", mae as f32),
-                    ("test/r2", r2 as f32),
-                ];
-                self.scalars(info.total_step, &[&[loss], &errors[..]].concat())
+                vec![("loss", evaluation.loss), ("rmse", rmse), ("mae", mae), ("r2", r2)]
             }
-        }
+        };
+        let tags: Vec<String> = values.iter().map(|(what, _)| format!("{}/{what}", self.on)).collect();
+        let values = tags
+            .iter()
+            .zip(&values)
+            .map(|(tag, (_, value))| (tag.as_str(), *value as f32));
+        self.scalars(info.total_step, &values.collect::<Vec<_>>())
     }
 
     fn on_epoch_end(&mut self, report: &EpochReport) -> ControlFlow<()> {
@@ -365,6 +373,24 @@ mod tests {
             evaluation_seconds: 0.5,
         };
         assert!(log.on_evaluation(&evaluation).is_continue());
+        let on_validation = TrainBegin {
+            validation_examples: Some(4),
+            ..begin(10)
+        };
+        assert!(log.on_train_begin(&on_validation).is_continue());
+        let regression = Some(RegressionMetrics {
+            rmse: 1.0,
+            mae: 0.75,
+            r2: -0.5,
+        });
+        let evaluation = EvaluationInfo {
+            evaluation: Evaluation {
+                regression,
+                ..evaluation.evaluation
+            },
+            ..evaluation
+        };
+        assert!(log.on_evaluation(&evaluation).is_continue());
         log.finish().unwrap();
         let events = decoded(&file);
         assert_eq!(events[0].what, Some(What::FileVersion("brain.Event:2".into())));
@@ -376,7 +402,7 @@ mod tests {
                 .collect::<Vec<_>>(),
             other => panic!("{other:?}"),
         };
-        assert_eq!(events.len(), 3);
+        assert_eq!(events.len(), 5);
         assert_eq!((events[1].step, events[2].step), (3, 10));
         assert!(events[1].wall_time > 1.6e9);
         let expected = [
@@ -390,6 +416,11 @@ mod tests {
         assert_eq!(values(&events[1]), expected.map(|(tag, v)| (tag.to_owned(), Some(v))));
         let expected = [("test/loss", 0.5), ("test/accuracy", 0.75)];
         assert_eq!(values(&events[2]), expected.map(|(tag, v)| (tag.to_owned(), Some(v))));
+        let expected = [("loss", 0.5), ("rmse", 1.0), ("mae", 0.75), ("r2", -0.5)];
+        assert_eq!(
+            values(&events[4]),
+            expected.map(|(tag, v)| (format!("validation/{tag}"), Some(v)))
+        );
     }
 
     fn begin(resumed_steps: u64) -> TrainBegin {
@@ -399,6 +430,7 @@ mod tests {
             batch_size: 1,
             examples: 1,
             test_examples: None,
+            validation_examples: None,
             learning_rate: 0.1,
             seed: 0,
             resumed_steps,

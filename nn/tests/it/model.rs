@@ -140,6 +140,7 @@ fn every_architecture_survives_the_folder() {
         Architecture::mlp([7], 3),
         Architecture::cnn(images, 3),
         resnet,
+        Architecture::mobilenet(images, true, 3),
         Architecture::vit(images, 4, 3),
     ] {
         let shape = architecture.feature_shape();
@@ -507,7 +508,7 @@ fn no_sizes_of_an_architecture_panic() {
         };
         let image = [size(3), size(16), size(16)];
         let outputs = size(5);
-        let architecture = match round % 4 {
+        let architecture = match round % 5 {
             0 => Architecture::Mlp {
                 features: (0..round % 5).map(|_| size(9)).collect(),
                 hidden: (0..round % 3).map(|_| size(9)).collect(),
@@ -527,6 +528,13 @@ fn no_sizes_of_an_architecture_panic() {
                 bottleneck: round % 8 < 4,
                 depths: [size(3) % 3, 1, 1, size(2)],
                 width: size(4),
+                small_images: round % 3 == 0,
+                outputs,
+            },
+            3 if round % 10 == 3 => Architecture::MobileNet {
+                image,
+                width: [0.0, 0.1, 9.0, f32::NAN, f32::INFINITY][size(5) % 5],
+                dropout: 0.0,
                 small_images: round % 3 == 0,
                 outputs,
             },

@@ -4,7 +4,7 @@ use meganeura_core::Graph;
 use meganeura_core::autodiff::try_differentiate;
 use meganeura_core::graph::NodeKind;
 use meganeura_nn::layers::Activation;
-use meganeura_nn::models::{CnnConfig, MlpConfig, classifier, cnn_classifier, mlp_classifier};
+use meganeura_nn::models::{CnnConfig, MlpConfig, MobileNetConfig, classifier, cnn_classifier, mlp_classifier};
 
 fn parameter_names(g: &Graph) -> Vec<&str> {
     let parameters = g
@@ -64,6 +64,68 @@ fn images_of_any_size_from_four_by_four() {
     for image in [[1, 3, 8], [0, 8, 8]] {
         let error = cnn_classifier(2, image, 5).verify().expect_err("too small").to_string();
         assert!(error.contains("is 0"), "{image:?}: {error}");
+    }
+}
+
+#[test]
+fn mobilenet_has_the_layers_and_shapes_of_the_published_network() {
+    let graph = |config: MobileNetConfig, image: [usize; 3]| {
+        let g = classifier(2, &image, |g, x| config.build(g, "").forward(g, x));
+        g.verify().unwrap_or_else(|e| panic!("{image:?}: {e}"));
+        g
+    };
+    let count = |g: &Graph| {
+        let names = parameter_names(g);
+        let sizes = names.iter().filter_map(|name| Some(g.shape(g.leaf_named(name)?)));
+        sizes.map(|shape| shape.iter().product::<usize>()).sum::<usize>()
+    };
+    let g = graph(MobileNetConfig::new(1000), [3, 224, 224]);
+    // Those of torchvision's mobilenet_v2.
+    assert_eq!(count(&g), 3_504_872);
+    for (name, shape) in [
+        ("features.0.0.weight", &[32, 3, 3, 3][..]),
+        ("features.1.conv.0.0.weight", &[32, 1, 3, 3]),
+        ("features.1.conv.1.weight", &[16, 32, 1, 1]),
+        ("features.1.conv.2.bias", &[16]),
+        ("features.2.conv.1.0.weight", &[96, 1, 3, 3]),
+        ("features.17.conv.2.weight", &[320, 960, 1, 1]),
+        ("features.18.0.weight", &[1280, 320, 1, 1]),
+        ("classifier.1.weight", &[1280, 1000]),
+    ] {
+        let leaf = g.leaf_named(name).unwrap_or_else(|| panic!("{name}"));
+        assert_eq!(g.shape(leaf), shape, "{name}");
+    }
+    assert_eq!(g.shape(g.outputs()[1]), [2, 1000]);
+    // Sizes before the pooling.
+    let last = |g: &Graph| {
+        let pooled = g.nodes().iter().zip(g.node_ids());
+        let shapes = pooled
+            .map(|(_, id)| g.shape(id).to_vec())
+            .filter(|s| s.len() == 4 && s[1] == 1280);
+        shapes.last().expect("the last features")
+    };
+    assert_eq!(last(&g), [2, 1280, 7, 7]);
+    let small = graph(MobileNetConfig::new(10).small_images(true), [3, 32, 32]);
+    assert_eq!(last(&small), [2, 1280, 4, 4]);
+    assert_eq!(count(&small), count(&graph(MobileNetConfig::new(10), [3, 32, 32])));
+    // torchvision's counts at other widths, and images of one pixel.
+    assert_eq!(
+        count(&graph(MobileNetConfig::new(1000).width(0.5), [3, 1, 1])),
+        1_968_680
+    );
+    assert_eq!(
+        count(&graph(MobileNetConfig::new(1000).width(1.4), [3, 64, 96])),
+        6_108_776
+    );
+    for config in [
+        MobileNetConfig::new(0),
+        MobileNetConfig::new(10).channels(0),
+        MobileNetConfig::new(10).channels(4),
+        MobileNetConfig::new(10).width(f32::INFINITY),
+        MobileNetConfig::new(10).dropout(1.0),
+    ] {
+        let g = classifier(2, &[3, 32, 32], |g, x| config.build(g, "").forward(g, x));
+        assert!(g.verify().is_err(), "{config:?}");
     }
 }
 

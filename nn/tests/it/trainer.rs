@@ -6,7 +6,7 @@ use crate::common::{config, flat_digits, head, linear_model};
 use meganeura_core::{Error, Graph};
 use meganeura_nn::data::{DataError, Dataset, Remainder, digits_split};
 use meganeura_nn::layers::Linear;
-use meganeura_nn::models::classifier;
+use meganeura_nn::models::{MobileNetConfig, classifier};
 use meganeura_nn::trainer::{
     EpochBegin, EpochReport, Observer, OptimizerChoice, Schedule, Silent, StepInfo, TrainConfig, TrainError,
     TrainReport, Trainer,
@@ -304,4 +304,30 @@ fn a_device_that_does_not_exist_is_refused() {
         matches!(error, TrainError::Core(Error::DeviceSelection { .. })),
         "{error}"
     );
+}
+
+#[test]
+fn a_mobilenet_learns_in_a_few_steps() {
+    // Bright at the top or at the bottom.
+    let pixel = |at: usize| {
+        let (example, row) = (at / 256, at / 16 % 16);
+        let bright = (row < 8) == (example % 2 == 0);
+        f32::from(u8::from(bright)) + (at as f32 * 0.7).sin() * 0.3
+    };
+    let features = (0..64 * 256).map(pixel).collect();
+    let labels = (0..64).map(|example| example % 2).collect();
+    let data = Dataset::new("halves", features, vec![1, 16, 16], labels, 2).expect("valid");
+    let model = MobileNetConfig::new(2).width(0.1).channels(1).small_images(true);
+    let config = TrainConfig {
+        epochs: 10,
+        batch_size: 16,
+        device: Some("cpu".into()),
+        ..TrainConfig::default()
+    };
+    let graph = |batch| classifier(batch, &[1, 16, 16], |g, x| model.build(g, "").forward(g, x));
+    let mut trainer = Trainer::new(graph, config).expect("builds");
+    let report = trainer.fit(&data, Some(&data), &mut Silent).expect("trains");
+    let losses: Vec<f64> = report.epochs.iter().map(|e| e.train_loss).collect();
+    assert!(losses[9] < 0.5 * losses[0], "{losses:?}");
+    assert!(report.evaluation.is_some_and(|e| e.accuracy() > 0.9), "{report:?}");
 }

@@ -25,7 +25,8 @@ pub(super) struct Source {
     #[arg(long, value_name = "FILE", help_heading = "Your own data")]
     pub(super) csv: Option<PathBuf>,
 
-    /// Train on a .npz file of NumPy with features [examples, ...] and class labels [examples], or numbers to predict.
+    /// Train on a .npz file of NumPy with features [examples, ...] and class labels [examples] (whole numbers or text), or
+    /// numbers to predict.
     #[arg(long, value_name = "FILE", help_heading = "Your own data")]
     pub(super) npz: Option<PathBuf>,
 
@@ -331,46 +332,68 @@ fn split(data: &Dataset, files: &FileOptions, validation: f64) -> Result<Parts> 
     })?)
 }
 
+/// Categories and fill values are those of the training rows alone.
 fn csv(path: &Path, files: &FileOptions, validation: f64) -> Result<Raw> {
     let columns = |names: &[String]| names.iter().map(Column::name).collect();
-    let table = data::read_table(
-        path,
-        &TableOptions {
-            target: files.target.as_ref().map_or(Column::Last, Column::name),
-            task: files.task.into(),
-            header: match files.header {
-                HeaderChoice::Auto => Header::Auto,
-                HeaderChoice::Yes => Header::Yes,
-                HeaderChoice::No => Header::No,
-            },
-            delimiter: files.delimiter,
-            ignore: columns(&files.ignore),
-            categorical: columns(&files.categorical),
-            missing: files.missing.into(),
+    let options = TableOptions {
+        target: files.target.as_ref().map_or(Column::Last, Column::name),
+        task: files.task.into(),
+        header: match files.header {
+            HeaderChoice::Auto => Header::Auto,
+            HeaderChoice::Yes => Header::Yes,
+            HeaderChoice::No => Header::No,
         },
-    )?;
-    let mut notes: Vec<String> = table.guess.into_iter().collect();
-    if table.filled > 0 {
-        notes.push(format!("{} missing cells were filled", table.filled));
-    }
-    if table.dropped > 0 {
-        notes.push(format!("{} rows with missing cells were left out", table.dropped));
-    }
-    let parts = match &files.test_csv {
-        None => split(&table.data, files, validation)?,
-        Some(test) => {
-            let options = TableReadOptions {
-                drop_missing: files.missing == MissingOption::Drop,
-                ..TableReadOptions::default()
-            };
-            let rows = table.schema.read(test, &table.class_names, options)?;
-            let test = rows.dataset(table.class_names.len())?.ok_or_else(|| {
-                let target = &table.schema.target;
-                format!("{}: there is no column '{target}' to test against", test.display())
-            })?;
-            with_test(table.data, test, validation, files.split_seed)?
-        }
+        delimiter: files.delimiter,
+        ignore: columns(&files.ignore),
+        categorical: columns(&files.categorical),
+        missing: files.missing.into(),
     };
+    let split = SplitOptions {
+        validation,
+        test: match &files.test_csv {
+            None => files.test_fraction.unwrap_or(0.2),
+            Some(_) => 0.0,
+        },
+        seed: files.split_seed,
+        stratify: true,
+    };
+    let table = data::read_table_parts(path, &options, split)?;
+    let mut parts = table.parts;
+    let (mut filled, mut dropped, mut unknown) = (table.filled, table.dropped, table.unknown);
+    if let Some(test) = &files.test_csv {
+        // As the parts of one file are read.
+        let options = TableReadOptions {
+            unknown_as_zeros: true,
+            drop_missing: files.missing == MissingOption::Drop,
+            ..TableReadOptions::default()
+        };
+        let rows = table.schema.read(test, &table.class_names, options)?;
+        let data = rows.dataset(table.class_names.len())?.ok_or_else(|| {
+            let target = &table.schema.target;
+            format!("{}: there is no column '{target}' to test against", test.display())
+        })?;
+        parts.test = Some(data);
+        filled += rows.filled;
+        dropped += rows.dropped;
+        unknown += rows.unknown;
+    }
+    let mut notes: Vec<String> = table.guess.into_iter().collect();
+    if filled > 0 {
+        notes.push(format!(
+            "{} filled",
+            counted(filled, "missing cell was", "missing cells were")
+        ));
+    }
+    if dropped > 0 {
+        let rows = counted(dropped, "row with missing cells was", "rows with missing cells were");
+        notes.push(format!("{rows} left out"));
+    }
+    if unknown > 0 {
+        let cells = counted(unknown, "cell", "cells");
+        notes.push(format!(
+            "{cells} of validation or test rows with a category that no training row has: read as none of the known ones"
+        ));
+    }
     Ok(Raw {
         name: path.display().to_string(),
         parts,
@@ -382,12 +405,16 @@ fn csv(path: &Path, files: &FileOptions, validation: f64) -> Result<Raw> {
     })
 }
 
+/// A number with the word for one, or for several.
+fn counted(count: usize, one: &str, several: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { several })
+}
+
 fn npz(path: &Path, files: &FileOptions, validation: f64) -> Result<Raw> {
-    let y = data::read_npz(path, &files.y)?;
     let is_regression = match files.task {
         TaskOption::Regression => true,
         TaskOption::Classification => false,
-        TaskOption::Guess => y.to_i64().is_err(),
+        TaskOption::Guess => !data::read_npz_labels(path, &files.y)?.are_classes(),
     };
     let mut notes = Vec::new();
     if is_regression && files.task == TaskOption::Guess {
@@ -397,7 +424,10 @@ fn npz(path: &Path, files: &FileOptions, validation: f64) -> Result<Raw> {
         ));
     }
     let (data, classes) = match is_regression {
-        true => (targets(&data::read_npz(path, &files.x)?, &y)?, Vec::new()),
+        true => {
+            let (x, y) = (data::read_npz(path, &files.x)?, data::read_npz(path, &files.y)?);
+            (targets(&x, &y)?, Vec::new())
+        }
         false => {
             let arrays = data::npz_dataset(path, &files.x, &files.y, None)?;
             (arrays.data, arrays.class_names)
@@ -489,22 +519,20 @@ fn standardiser(raw: &Raw, scale: Scale) -> Option<Standardiser> {
 fn shaped(data: Dataset, model: Model, keep_shape: bool) -> Result<Dataset> {
     let least = model.least_image();
     match (model, data.feature_shape()) {
-        (Model::Cnn | Model::Resnet18 | Model::Vit, &[_, h, w]) if h >= least && w >= least => Ok(data),
-        (Model::Cnn | Model::Resnet18 | Model::Vit, &[h, w]) if h >= least && w >= least => {
-            Ok(data.with_feature_shape(vec![1, h, w])?)
-        }
-        (Model::Cnn | Model::Resnet18 | Model::Vit, shape) => Err(format!(
-            "{}: --model {} needs images, [channels, height, width] or [height, width], of at least {least}x{least} \
-             pixels, but each example has the shape {shape:?}; train --model mlp",
-            data.name(),
-            model.name()
-        )
-        .into()),
         // A folder's model is told images, not vectors.
         (Model::Mlp, _) if keep_shape => Ok(data),
         (Model::Mlp, _) => {
             let len = data.feature_len();
             Ok(data.with_feature_shape(vec![len])?)
         }
+        (_, &[_, h, w]) if h >= least && w >= least => Ok(data),
+        (_, &[h, w]) if h >= least && w >= least => Ok(data.with_feature_shape(vec![1, h, w])?),
+        (_, shape) => Err(format!(
+            "{}: --model {} needs images, [channels, height, width] or [height, width], of at least {least}x{least} \
+             pixels, but each example has the shape {shape:?}; train --model mlp",
+            data.name(),
+            model.name()
+        )
+        .into()),
     }
 }

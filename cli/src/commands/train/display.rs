@@ -1,9 +1,10 @@
 //! What `meganeura train` prints while it trains.
 
 use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressStyle};
-use meganeura::nn::trainer::{EpochBegin, EpochReport, Evaluation, Observer, StepInfo, TrainBegin};
+use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
+use meganeura::nn::trainer::{EpochBegin, EpochReport, Evaluation, Observer, StepInfo, TrainBegin, TrainReport};
 use serde_json::{Value, json};
 
 use super::finite;
@@ -55,6 +56,9 @@ impl Observer for JsonLines {
 pub(super) struct Display {
     bar: Option<ProgressBar>,
     epochs: usize,
+    start: Instant,
+    /// Steps that were made before the run, where it is resumed.
+    resumed: u64,
     /// Name of the examples that are evaluated: validation or test.
     examples: &'static str,
 }
@@ -64,13 +68,22 @@ impl Display {
         Display {
             bar: None,
             epochs: 0,
+            start: Instant::now(),
+            resumed: 0,
             examples,
         }
     }
 }
 
+/// How long the rest of a run takes if it goes on as it did, evaluations included.
+fn remaining(elapsed: Duration, done: u64, all: u64) -> Duration {
+    let rest = all.saturating_sub(done) as f64 / done.max(1) as f64;
+    Duration::try_from_secs_f64(elapsed.as_secs_f64() * rest).unwrap_or(Duration::MAX)
+}
+
 impl Observer for Display {
     fn on_train_begin(&mut self, begin: &TrainBegin) -> ControlFlow<()> {
+        (self.start, self.resumed) = (Instant::now(), begin.resumed_steps);
         let said = match begin.resumed_steps {
             0 => Ok(()),
             steps => line(format_args!("resumed after step {steps}")),
@@ -81,7 +94,7 @@ impl Observer for Display {
 
     fn on_epoch_begin(&mut self, begin: &EpochBegin) -> ControlFlow<()> {
         let bar = ProgressBar::new(begin.steps as u64);
-        let template = "epoch {prefix} [{bar:30}] {pos}/{len} {msg}";
+        let template = "epoch {prefix} [{bar:20}] {pos}/{len} ETA {eta}{msg}";
         if let Ok(style) = ProgressStyle::with_template(template) {
             bar.set_style(style.progress_chars("=> "));
         }
@@ -93,12 +106,27 @@ impl Observer for Display {
 
     fn on_step(&mut self, info: &StepInfo) -> ControlFlow<()> {
         if let Some(bar) = &self.bar {
+            if info.step > 1 && bar.position() == 0 {
+                // Of a resumed run: these steps took no time.
+                bar.set_position(info.step as u64 - 1);
+                bar.reset_eta();
+            }
             bar.set_position(info.step as u64);
             if let Some(loss) = info.loss {
-                bar.set_message(format!("loss {loss:.4}"));
+                let all = (self.epochs as u64).saturating_mul(info.steps as u64);
+                let (done, all) = (info.total_step - self.resumed, all.saturating_sub(self.resumed));
+                let rest = HumanDuration(remaining(self.start.elapsed(), done, all));
+                bar.set_message(format!(", all epochs {rest:#}  loss {loss:.4}"));
             }
         }
         ControlFlow::Continue(())
+    }
+
+    fn on_train_end(&mut self, _: &TrainReport) {
+        // Of an epoch that was cut short.
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+        }
     }
 
     fn on_epoch_end(&mut self, report: &EpochReport) -> ControlFlow<()> {
@@ -126,5 +154,20 @@ impl Observer for Display {
         } else {
             ControlFlow::Continue(())
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rest_takes_as_long_as_what_is_done() {
+        let seconds = |elapsed, done, all| remaining(Duration::from_secs(elapsed), done, all).as_secs();
+        assert_eq!(seconds(10, 5, 20), 30);
+        assert_eq!(seconds(10, 20, 20), 0);
+        assert_eq!(seconds(10, 21, 20), 0);
+        assert_eq!(seconds(0, 1, u64::MAX), 0);
+        assert_eq!(remaining(Duration::MAX, 1, u64::MAX), Duration::MAX);
     }
 }

@@ -1,17 +1,21 @@
 //! What a run writes while it goes on.
 
 use std::error::Error;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use meganeura::nn::data::Dataset;
-use meganeura::nn::trainer::{JsonLinesLog, LogFolder, Observer, TrainReport, Trainer};
+use meganeura::nn::data::Parts;
+use meganeura::nn::trainer::{JsonLinesLog, LogFolder, Observer, PartsReport, Trainer};
 
 use super::display::{Display, JsonLines};
+use super::interrupt::Interrupt;
 use super::options::RunOptions;
+use crate::output::line;
 
 /// Logs that were asked for.
 pub(super) struct Logs<'a> {
     options: &'a RunOptions,
+    /// Folder of the run.
+    folder: Option<PathBuf>,
 }
 
 impl<'a> Logs<'a> {
@@ -20,36 +24,67 @@ impl<'a> Logs<'a> {
         if let Some(path) = &options.log {
             JsonLinesLog::append(path).map_err(|e| unwritable(path, &e))?;
         }
-        if let Some(path) = &options.log_dir {
-            LogFolder::try_path(path).map_err(|e| unwritable(path, &e))?;
-        }
-        Ok(Logs { options })
+        let place = |path: &PathBuf| {
+            let place = match options.resumes() {
+                true => LogFolder::last_run_in(path),
+                false => LogFolder::new_run_in(path),
+            };
+            let tried = place.and_then(|place| LogFolder::try_path(&place).map(|()| place));
+            tried.map_err(|e| unwritable(path, &e))
+        };
+        let folder = options.log_dir.as_ref().map(place).transpose()?;
+        Ok(Logs { options, folder })
     }
 
-    /// Trains, prints how it goes, and ends the logs. `examples` is the name of what `test` has: validation or test examples.
-    pub(super) fn fit(
-        self,
-        trainer: &mut Trainer,
-        train: &Dataset,
-        test: Option<&Dataset>,
-        json: bool,
-        examples: &'static str,
-    ) -> Result<TrainReport, Box<dyn Error>> {
+    /// Folder of the run, in that of --log-dir or the same.
+    pub(super) fn folder(&self) -> Option<&Path> {
+        self.folder.as_deref()
+    }
+
+    /// Says which folder the logs are in, if it is not that of --log-dir.
+    pub(super) fn introduce(&self) -> std::io::Result<()> {
+        match (&self.folder, &self.options.log_dir) {
+            (Some(folder), Some(asked)) if folder != asked && !self.options.resumes() => line(format_args!(
+                "logs are in {}, as {} holds an earlier run",
+                folder.display(),
+                asked.display()
+            )),
+            (Some(folder), Some(asked)) if folder != asked => line(format_args!("logs are in {}", folder.display())),
+            _ => Ok(()),
+        }
+    }
+
+    /// Trains, prints how it goes, and ends the logs. Evaluations are on the validation part if there is one, and then the
+    /// test part is looked at in the end only.
+    pub(super) fn fit(&self, trainer: &mut Trainer, parts: &Parts, json: bool) -> Result<PartsReport, Box<dyn Error>> {
         let options = self.options;
         let mut log = options
             .log
             .as_deref()
             .map(|path| open_log(path, options.resume))
             .transpose()?;
-        let folder = options.log_dir.as_deref().map(|path| open_folder(path, options));
+        let folder = self.folder().map(|path| open_folder(path, options));
         let mut folder = folder.transpose()?;
+        let examples = if parts.validation.is_some() {
+            "validation"
+        } else {
+            "test"
+        };
         let (mut display, mut lines) = (Display::of(examples), JsonLines { examples });
         let printing: &mut dyn Observer = if json { &mut lines } else { &mut display };
-        let report = trainer.fit(train, test, &mut (printing, log.as_mut(), folder.as_mut()))?;
+        let observers = &mut (printing, log.as_mut(), folder.as_mut(), Interrupt);
+        let report = match &parts.validation {
+            Some(_) => trainer.fit_parts(parts, observers)?,
+            None => {
+                let training = trainer.fit(&parts.train, parts.test.as_ref(), observers)?;
+                let test = training.evaluation;
+                PartsReport { training, test }
+            }
+        };
         if let (Some(log), Some(path)) = (log, &options.log) {
             log.finish().map_err(|e| unwritable(path, &e))?;
         }
-        if let (Some(folder), Some(path)) = (folder, &options.log_dir) {
+        if let (Some(folder), Some(path)) = (folder, self.folder()) {
             folder.finish().map_err(|e| unwritable(path, &e))?;
         }
         Ok(report)
@@ -66,7 +101,7 @@ fn open_log(path: &Path, resume: bool) -> Result<JsonLinesLog, Box<dyn Error>> {
 }
 
 fn open_folder(path: &Path, args: &RunOptions) -> Result<LogFolder, Box<dyn Error>> {
-    let opened = if args.resume {
+    let opened = if args.resumes() {
         LogFolder::append(path)
     } else {
         LogFolder::create(path)

@@ -1,7 +1,9 @@
 //! `meganeura train`.
 
+mod config_file;
 mod data;
 mod display;
+mod interrupt;
 mod logs;
 mod options;
 mod text;
@@ -17,7 +19,8 @@ use meganeura::nn::trainer::{Evaluation, OptimizerChoice, TrainConfig, TrainRepo
 use serde_json::{Value, json};
 
 use super::Outcome;
-use crate::output::line;
+use crate::output::{self, line};
+pub(crate) use config_file::{effective, with_file};
 pub(crate) use data::targets;
 use data::{DataSet, FileOptions, Loaded, Source, load};
 use logs::Logs;
@@ -31,6 +34,8 @@ Examples:
   meganeura train --images photos --image-size 64 --model resnet18 --augment flip --out photos-model
   meganeura train --npz images.npz --model cnn --augment flip,shift=2 --log run.jsonl
   meganeura train digits --epochs 100 --checkpoint run --every 200 --resume
+  meganeura train --csv flowers.csv --lr 0.01 --print-config > flowers.toml
+  meganeura train --config flowers.toml --epochs 50 --out flowers
   meganeura train text --data data/alice/alice.txt --model tiny --out alice";
 
 #[derive(Debug, clap::Subcommand)]
@@ -93,6 +98,8 @@ enum Model {
     Cnn,
     /// Residual network with 18 layers, for images.
     Resnet18,
+    /// MobileNetV2, for images; with half of its channels for images below 64x64.
+    Mobilenet,
     /// Small vision transformer, for images.
     Vit,
 }
@@ -103,6 +110,7 @@ impl Model {
             Model::Mlp => "mlp",
             Model::Cnn => "cnn",
             Model::Resnet18 => "resnet18",
+            Model::Mobilenet => "mobilenet",
             Model::Vit => "vit",
         }
     }
@@ -112,7 +120,7 @@ impl Model {
         match self {
             Model::Mlp => 1,
             Model::Cnn | Model::Vit => 4,
-            Model::Resnet18 => 8,
+            Model::Resnet18 | Model::Mobilenet => 8,
         }
     }
 }
@@ -123,11 +131,20 @@ const PATCHES: [usize; 5] = [16, 8, 4, 2, 1];
 const MIN_PATCHES: usize = 4;
 
 impl Args {
+    /// Keeps the options in the form of a file.
+    pub(crate) fn note_settings(&mut self, settings: String) {
+        match &mut self.what {
+            Some(Subcommand::Text(args)) => args.run.settings = settings,
+            None => self.run.settings = settings,
+        }
+    }
+
     /// The network that was asked for, for examples of that shape.
     fn architecture(&self, shape: &[usize], outputs: usize) -> Result<Architecture, Box<dyn Error>> {
         let mut architecture = match (self.model, shape) {
             (Model::Cnn, &[c, h, w]) => Architecture::cnn([c, h, w], outputs),
             (Model::Resnet18, &[c, h, w]) => Architecture::resnet18([c, h, w], h.min(w) < 64, outputs),
+            (Model::Mobilenet, &[c, h, w]) => Architecture::mobilenet([c, h, w], h.min(w) < 64, outputs),
             (Model::Vit, &[c, h, w]) => {
                 let fits = |p: &&usize| h.is_multiple_of(**p) && w.is_multiple_of(**p) && h.min(w) / **p >= MIN_PATCHES;
                 let patch = PATCHES.iter().find(fits).copied().unwrap_or(1);
@@ -179,6 +196,10 @@ pub(crate) fn run(args: &Args) -> Outcome {
     if let Some(Subcommand::Text(args)) = &args.what {
         return text::run(args);
     }
+    if args.run.print_config {
+        output::text(&args.run.settings)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     // Before anything that takes time: a path that cannot be written is an error at once.
     let logs = Logs::try_paths(&args.run)?;
     if let Some(folder) = &args.out {
@@ -194,6 +215,13 @@ pub(crate) fn run(args: &Args) -> Outcome {
         validation,
     )?;
     let train = &loaded.parts.train;
+    if loaded.parts.validation.is_none() && loaded.parts.test.is_none() {
+        return Err(
+            "there are neither test nor validation examples to measure the model on; give --validation, or a \
+                    --test-fraction above 0"
+                .into(),
+        );
+    }
     let architecture = args.architecture(train.feature_shape(), loaded.task.outputs())?;
     let config = config(args, train);
     if config.batch_size == 0 {
@@ -201,46 +229,62 @@ pub(crate) fn run(args: &Args) -> Outcome {
     }
     let graph = architecture.training_graph(config.batch_size, args.loss(&loaded.task)?)?;
     let mut trainer = Trainer::from_graph(&graph, config)?;
+    interrupt::watch();
     if !args.run.json {
         introduce(args, &loaded, &trainer)?;
+        logs.introduce()?;
     }
-    let results = fit(args, logs, &loaded, &mut trainer)?;
+    let results = fit(args, &logs, &loaded, &mut trainer)?;
     if let Some(folder) = &args.out {
         let (task, preprocessing) = (loaded.task.clone(), loaded.preprocessing.clone());
         let mut model = Trained::from_trainer(&mut trainer, architecture, task, preprocessing)?;
         model.metrics = metrics(&results);
+        model.training[config_file::RECORDED] = config_file::without_results(&args.run.settings).into();
         model.save(folder)?;
     }
     if args.run.json {
-        line(summary(args, &loaded, &results, &trainer))?;
+        let mut summary = summary(args, &loaded, &results, &trainer);
+        summary["log_dir"] = json!(logs.folder());
+        line(summary)?;
     } else {
         conclude(args, &results)?;
     }
-    Ok(ExitCode::SUCCESS)
+    ended(&args.run, &results.report)
+}
+
+/// What the program ends with, after it said how to go on with a run that was interrupted.
+fn ended(options: &RunOptions, report: &TrainReport) -> Outcome {
+    if !is_interrupted(report) {
+        return Ok(ExitCode::SUCCESS);
+    }
+    interrupt::explain(options, report.total_steps)?;
+    Ok(ExitCode::from(interrupt::EXIT_CODE))
+}
+
+/// Whether a Ctrl-C ended the run.
+fn is_interrupted(report: &TrainReport) -> bool {
+    report.stopped && interrupt::happened()
 }
 
 /// Trains, and evaluates on the test examples, which nothing else looked at if there are validation examples.
-fn fit(args: &Args, logs: Logs, loaded: &Loaded, trainer: &mut Trainer) -> Result<Results, Box<dyn Error>> {
-    let parts = &loaded.parts;
-    let watched = parts.validation.as_ref().or(parts.test.as_ref());
-    let what = if parts.validation.is_some() {
-        "validation"
-    } else {
-        "test"
-    };
-    let report = logs.fit(trainer, &parts.train, watched, args.run.json, what)?;
-    let missing = "the model was not evaluated";
-    Ok(match (&parts.validation, &parts.test) {
-        (Some(_), Some(test)) => Results {
-            validation: report.evaluation,
-            test: trainer.evaluate(test)?,
-            report,
-        },
-        _ => Results {
-            validation: None,
-            test: report.evaluation.ok_or(missing)?,
-            report,
-        },
+fn fit(args: &Args, logs: &Logs, loaded: &Loaded, trainer: &mut Trainer) -> Result<Results, Box<dyn Error>> {
+    let report = logs.fit(trainer, &loaded.parts, args.run.json)?;
+    let training = report.training;
+    // Without test examples (`--test-fraction 0`), those of validation are all there is.
+    let validation = loaded
+        .parts
+        .validation
+        .as_ref()
+        .and(training.evaluation)
+        .filter(|_| report.test.is_some());
+    let test = report
+        .test
+        .or(training.evaluation)
+        .ok_or("the model was not evaluated")?;
+    Ok(Results {
+        report: training,
+        validation,
+        test,
     })
 }
 
@@ -377,7 +421,7 @@ fn default_epochs(args: &Args, batch: usize, examples: usize) -> usize {
     match (args.source.data_set, args.model) {
         (Some(DataSet::Digits), _) => TrainConfig::default().epochs,
         (Some(DataSet::Mnist), Model::Mlp) => 10,
-        (Some(DataSet::Mnist), Model::Cnn | Model::Resnet18 | Model::Vit) => 3,
+        (Some(DataSet::Mnist), _) => 3,
         (None, _) => 1000usize.div_ceil((examples / batch.max(1)).max(1)).clamp(20, 200),
     }
 }
@@ -435,6 +479,7 @@ fn summary(args: &Args, loaded: &Loaded, results: &Results, trainer: &Trainer) -
         "device": device,
         "epochs": report.epochs.len(),
         "early_stopped": report.early_stopped,
+        "interrupted": is_interrupted(report),
         "best_epoch": report.best.map(|b| b.epoch),
         "out": args.out,
         "test_loss": finite(results.test.loss),

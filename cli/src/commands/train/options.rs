@@ -14,6 +14,20 @@ use crate::commands::precision::Choice;
 #[derive(Debug, clap::Args)]
 #[command(group(ArgGroup::new("logs").args(["log", "log_dir"]).multiple(true)))]
 pub(super) struct RunOptions {
+    /// TOML file of options, with their long names as keys, as in `batch = 64`; or the folder of a model, for the options
+    /// that it was trained with. Options of the command line override those of the file.
+    #[arg(long = "config", value_name = "FILE|MODEL")]
+    #[allow(dead_code, reason = "it is read before the options are parsed")]
+    config_file: Option<PathBuf>,
+
+    /// Print all options as a file for --config, instead of training.
+    #[arg(long)]
+    pub(super) print_config: bool,
+
+    /// The options as a file.
+    #[arg(skip)]
+    pub(super) settings: String,
+
     /// Device to train on; see `meganeura devices`.
     #[arg(long, value_name = "SEL")]
     pub(super) device: Option<String>,
@@ -119,7 +133,8 @@ pub(super) struct RunOptions {
     #[arg(long, value_name = "FILE")]
     pub(super) log: Option<PathBuf>,
 
-    /// Write the run into a folder: an event file for TensorBoard, metrics.csv and metrics.jsonl.
+    /// Write the run into a folder: an event file for TensorBoard, metrics.csv and metrics.jsonl. If it holds a run, a new one
+    /// goes into a folder in it: run-2, run-3 and so on.
     #[arg(long, value_name = "DIR")]
     pub(super) log_dir: Option<PathBuf>,
 
@@ -153,6 +168,19 @@ pub(super) enum MetricChoice {
 }
 
 impl RunOptions {
+    fn checkpoints(&self) -> Option<Checkpoints> {
+        self.checkpoint.as_ref().map(|folder| Checkpoints {
+            folder: folder.clone(),
+            every: self.every,
+            resume: self.resume,
+        })
+    }
+
+    /// Whether the run goes on from a checkpoint.
+    pub(super) fn resumes(&self) -> bool {
+        self.checkpoints().is_some_and(|checkpoints| checkpoints.resumes())
+    }
+
     /// The settings for batches of this size; the learning rate is the default if none is given.
     pub(super) fn config(&self, batch_size: usize, epochs: usize, learning_rate: f32) -> TrainConfig {
         let early_stopping = self.patience.map(|patience| EarlyStopping {
@@ -189,11 +217,7 @@ impl RunOptions {
             statistics_every: self.statistics,
             early_stopping,
             prefetch: self.prefetch,
-            checkpoints: self.checkpoint.as_ref().map(|folder| Checkpoints {
-                folder: folder.clone(),
-                every: self.every,
-                resume: self.resume,
-            }),
+            checkpoints: self.checkpoints(),
             ..TrainConfig::default()
         }
     }

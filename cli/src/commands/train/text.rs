@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use meganeura::llm::tokenizer::END_OF_TEXT;
-use meganeura::llm::{Checkpoint, ModelConfig, Tokenizer, hub, saving};
-use meganeura::nn::data::Dataset;
+use meganeura::llm::{Checkpoint, ModelConfig, Tokenizer, saving};
+use meganeura::nn::data::{Dataset, Parts};
 use meganeura::nn::layers::{LoraConfig, LoraTargets};
 use meganeura::nn::models::{LlamaConfig, TARGETS, TOKENS, language_model};
 use meganeura::nn::trainer::{OptimizerChoice, TrainConfig, TrainReport, Trainer};
@@ -15,9 +15,10 @@ use serde_json::{Value, json};
 
 use super::logs::Logs;
 use super::options::RunOptions;
-use super::{default_rate, finite, introduce_plan, parameters, steps_per_second};
+use super::{default_rate, ended, finite, interrupt, introduce_plan, is_interrupted, parameters, steps_per_second};
 use crate::commands::Outcome;
-use crate::output::line;
+use crate::commands::language::locate;
+use crate::output::{self, line};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -83,7 +84,7 @@ pub(super) struct Args {
     out: Option<PathBuf>,
 
     #[command(flatten)]
-    run: RunOptions,
+    pub(super) run: RunOptions,
 }
 
 /// A model, its tokenizer, and where it comes from.
@@ -95,6 +96,10 @@ struct Model {
 }
 
 pub(super) fn run(args: &Args) -> Outcome {
+    if args.run.print_config {
+        output::text(&args.run.settings)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     // Before anything that takes time: what cannot be written is an error at once.
     let logs = Logs::try_paths(&args.run)?;
     if let Some(out) = &args.out {
@@ -124,15 +129,22 @@ pub(super) fn run(args: &Args) -> Outcome {
     if let Some(checkpoint) = checkpoint {
         checkpoint.load_into(trainer.session_mut())?;
     }
+    interrupt::watch();
     if !args.run.json {
         introduce(args, &trainer, &train, tokens.len(), rows)?;
+        logs.introduce()?;
     }
-    let report = logs.fit(&mut trainer, &train, test.as_ref(), args.run.json, "test")?;
+    let parts = Parts {
+        train,
+        validation: None,
+        test,
+    };
+    let report = logs.fit(&mut trainer, &parts, args.run.json)?.training;
     if let Some(out) = &args.out {
         save(args, &model, lora.as_ref(), &mut trainer, out)?;
     }
-    conclude(args, &report, &trainer, tokens.len())?;
-    Ok(ExitCode::SUCCESS)
+    conclude(args, &report, &trainer, tokens.len(), logs.folder())?;
+    ended(&args.run, &report)
 }
 
 /// The text of a file.
@@ -163,7 +175,7 @@ fn adapters(args: &Args) -> Result<Option<LoraConfig>, Box<dyn Error>> {
 impl Model {
     fn open(args: &Args, text: &str) -> Result<Self, Box<dyn Error>> {
         if args.model.as_os_str() != TINY {
-            let folder = hub::locate(&args.model)?;
+            let folder = locate(&args.model)?;
             let config = ModelConfig::open(&folder)?;
             let tokenizer = match &args.tokenizer {
                 Some(path) => Tokenizer::read(path)?,
@@ -308,7 +320,13 @@ fn save(
     saving::save_weights(out, session, lora)
 }
 
-fn conclude(args: &Args, report: &TrainReport, trainer: &Trainer, tokens: usize) -> std::io::Result<()> {
+fn conclude(
+    args: &Args,
+    report: &TrainReport,
+    trainer: &Trainer,
+    tokens: usize,
+    logs: Option<&Path>,
+) -> std::io::Result<()> {
     let evaluation = report.evaluation;
     if args.run.json {
         return line(json!({
@@ -319,6 +337,7 @@ fn conclude(args: &Args, report: &TrainReport, trainer: &Trainer, tokens: usize)
             "device": trainer.session().device().capabilities().name,
             "epochs": report.epochs.len(),
             "steps": report.total_steps,
+            "interrupted": is_interrupted(report),
             "train_loss": finite(report.epochs.last().map_or(f64::NAN, |e| e.train_loss)),
             "test_loss": evaluation.map_or(Value::Null, |e| finite(e.loss)),
             "test_accuracy": evaluation.map(|e| e.accuracy()),
@@ -327,6 +346,7 @@ fn conclude(args: &Args, report: &TrainReport, trainer: &Trainer, tokens: usize)
             "steps_per_second": steps_per_second(report),
             "compile_seconds": report.compile_seconds,
             "seconds": report.seconds,
+            "log_dir": logs,
             "out": args.out.as_ref().map(|out| out.display().to_string()),
         }));
     }

@@ -11,14 +11,17 @@
 //! The numbers are little-endian, the elements as `descr` says. The format is described in NumPy's
 //! documentation of `numpy.lib.format`.
 
+mod text;
 mod write;
 
+pub use text::{NpyLabels, NpyText, parse_npy_labels, read_npy_labels};
 pub use write::{write_npy, write_npy_bytes};
 
 use std::{fmt, path::Path};
 
 use half::f16;
 
+use self::text::TextType;
 use super::{error::DataError, stream::Stream};
 
 /// The most bytes of elements that the reader accepts: 4 GiB. A limit keeps a damaged or hostile file that
@@ -253,7 +256,64 @@ pub fn parse_npy(bytes: &[u8], name: &str) -> Result<NpyArray, DataError> {
     parse(Stream::from_bytes(bytes, name)?)
 }
 
-pub(super) fn parse(mut stream: Stream<'_>) -> Result<NpyArray, DataError> {
+fn parse(stream: Stream<'_>) -> Result<NpyArray, DataError> {
+    numbers_of(parse_raw(stream)?)
+}
+
+/// An array of numbers.
+pub(super) fn numbers_of(raw: Raw) -> Result<NpyArray, DataError> {
+    match NpyLabels::of(raw) {
+        NpyLabels::Numbers(array) => Ok(array),
+        NpyLabels::Text(text) => Err(DataError::Npy {
+            name: text.name().into(),
+            reason: "elements that are text cannot be read as numbers; only labels may be text".into(),
+        }),
+    }
+}
+
+/// What an element is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Element {
+    Number(NpyType),
+    Text(TextType),
+}
+
+impl Element {
+    /// Bytes per element.
+    fn size(self) -> usize {
+        match self {
+            Element::Number(dtype) => dtype.size(),
+            Element::Text(dtype) => dtype.size(),
+        }
+    }
+
+    /// Bytes that change places in another byte order.
+    fn unit(self) -> usize {
+        match self {
+            Element::Number(dtype) => dtype.size(),
+            Element::Text(dtype) => dtype.unit(),
+        }
+    }
+}
+
+impl fmt::Display for Element {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Element::Number(dtype) => dtype.fmt(f),
+            Element::Text(dtype) => dtype.fmt(f),
+        }
+    }
+}
+
+/// An array of either kind, in row-major order, little-endian.
+pub(super) struct Raw {
+    name: String,
+    shape: Vec<usize>,
+    element: Element,
+    bytes: Vec<u8>,
+}
+
+pub(super) fn parse_raw(mut stream: Stream<'_>) -> Result<Raw, DataError> {
     let name = stream.name();
     let refuse = |reason: String| DataError::Npy {
         name: name.into(),
@@ -277,23 +337,23 @@ pub(super) fn parse(mut stream: Stream<'_>) -> Result<NpyArray, DataError> {
     }
     let text = stream.bytes(length)?;
     let header = Header::parse(&text).map_err(|what| refuse(format!("the header is damaged: {what}")))?;
-    let dtype = element_type(&header.descr).map_err(refuse)?;
+    let element = element_type(&header.descr).map_err(refuse)?;
 
     let count = header
         .shape
         .iter()
         .try_fold(1_u64, |product, &dim| product.checked_mul(dim));
-    let size = count.and_then(|count| count.checked_mul(dtype.size() as u64));
+    let size = count.and_then(|count| count.checked_mul(element.size() as u64));
     let Some(size) = size.filter(|&size| size <= NPY_MAX_BYTES && usize::try_from(size).is_ok()) else {
         return Err(refuse(format!(
-            "the header declares the shape {:?} of {dtype}; at most {NPY_MAX_BYTES} bytes are accepted: the file is \
+            "the header declares the shape {:?} of {element}; at most {NPY_MAX_BYTES} bytes are accepted: the file is \
              damaged, or split it into smaller ones",
             header.shape
         )));
     };
     let mut bytes = stream.rest(size as usize)?;
     if header.descr.starts_with('>') {
-        bytes.chunks_exact_mut(dtype.size()).for_each(<[u8]>::reverse);
+        bytes.chunks_exact_mut(element.unit()).for_each(<[u8]>::reverse);
     }
     // A dimension that does not fit stands beside one of 0: there are no elements then.
     let shape = header
@@ -302,20 +362,22 @@ pub(super) fn parse(mut stream: Stream<'_>) -> Result<NpyArray, DataError> {
         .map(|&dim| usize::try_from(dim).unwrap_or(usize::MAX));
     let shape: Vec<usize> = shape.collect();
     if header.fortran && !bytes.is_empty() {
-        bytes = row_major(&bytes, &shape, dtype.size());
+        bytes = row_major(&bytes, &shape, element.size());
     }
-    Ok(NpyArray {
+    Ok(Raw {
         name: name.into(),
         shape,
-        dtype,
+        element,
         bytes,
     })
 }
 
 /// The type of a description like `<f4`.
-fn element_type(descr: &str) -> Result<NpyType, String> {
+fn element_type(descr: &str) -> Result<Element, String> {
     let code = descr.strip_prefix(['<', '>', '|', '=']).unwrap_or(descr);
-    NpyType::from_code(code).ok_or_else(|| {
+    let number = NpyType::from_code(code).map(Element::Number);
+    let known = number.or_else(|| TextType::from_code(code).map(Element::Text));
+    known.ok_or_else(|| {
         let what = match code.get(..1) {
             Some("O") => " (Python objects)",
             Some("U" | "S") => " (text)",
@@ -475,3 +537,5 @@ impl<'t> Cursor<'t> {
 
 #[cfg(test)]
 pub(super) mod tests;
+#[cfg(test)]
+pub(super) use text::tests as text_tests;

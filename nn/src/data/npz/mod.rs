@@ -9,7 +9,7 @@ use zip::ZipArchive;
 use super::classes::{Labels, of_numbers};
 use super::dataset::Dataset;
 use super::error::DataError;
-use super::npy::{NpyArray, parse, read_npy};
+use super::npy::{NpyArray, NpyLabels, Raw, numbers_of, parse_raw, read_npy, read_npy_labels};
 use super::stream::Stream;
 
 type Archive = ZipArchive<BufReader<File>>;
@@ -40,7 +40,19 @@ pub fn npz_names(path: impl AsRef<Path>) -> Result<Vec<String>, DataError> {
 /// [`DataError::NotFound`] when it holds no such array; [`DataError::Io`]; [`DataError::Npy`] for a file that
 /// is not an archive, or damaged, and as [`parse_npy`](super::parse_npy).
 pub fn read_npz(path: impl AsRef<Path>, array: &str) -> Result<NpyArray, DataError> {
-    let path = path.as_ref();
+    numbers_of(raw(path.as_ref(), array)?)
+}
+
+/// [`read_npz`] of an array that may be text (`<U10` and `|S10`).
+///
+/// # Errors
+///
+/// As there, but for elements that are text.
+pub fn read_npz_labels(path: impl AsRef<Path>, array: &str) -> Result<NpyLabels, DataError> {
+    Ok(NpyLabels::of(raw(path.as_ref(), array)?))
+}
+
+fn raw(path: &Path, array: &str) -> Result<Raw, DataError> {
     let name = path.display().to_string();
     let mut archive = open(path, &name)?;
     let there = names(&archive);
@@ -58,18 +70,19 @@ pub fn read_npz(path: impl AsRef<Path>, array: &str) -> Result<NpyArray, DataErr
         .by_name(&format!("{array}.npy"))
         .map_err(|e| damaged(&name, &e))?;
     let (size, full_name) = (entry.size(), format!("{name}: array '{array}'"));
-    parse(Stream::from_reader(entry, size, &full_name)?)
+    parse_raw(Stream::from_reader(entry, size, &full_name)?)
 }
 
 /// Builds a data set from two arrays of the `.npz` file at `path`: `x` holds the features, `[n,
-/// feature_shape...]` or `[n]`, `y` the labels, `[n]` or `[n, 1]`, whole numbers of any type and range.
+/// feature_shape...]` or `[n]`, `y` the labels, `[n]` or `[n, 1]`, whole numbers of any type and range, or text.
 ///
 /// Features become `f32` and are not scaled. `classes` are the labels by class id, such as those of the
-/// training data for the test data; without, they are the numbers that occur, in their order.
+/// training data for the test data; without, they are the numbers that occur, in their order, or the texts that do, in
+/// that of their characters.
 ///
 /// # Errors
 ///
-/// Those of [`read_npz`]; [`DataError::Npy`] for arrays of other shapes, labels that are not whole numbers, or
+/// Those of [`read_npz`]; [`DataError::Npy`] for arrays of other shapes, labels that are not whole numbers, empty, or
 /// none of the given classes; [`DataError::CountMismatch`]; those of [`Dataset::new`].
 ///
 /// # Example
@@ -89,7 +102,7 @@ pub fn read_npz(path: impl AsRef<Path>, array: &str) -> Result<NpyArray, DataErr
 /// ```
 pub fn npz_dataset(path: impl AsRef<Path>, x: &str, y: &str, classes: Option<&[String]>) -> Result<Arrays, DataError> {
     let path = path.as_ref();
-    combine(&read_npz(path, x)?, &read_npz(path, y)?, classes)
+    combine(&read_npz(path, x)?, &read_npz_labels(path, y)?, classes)
 }
 
 /// [`npz_dataset`] for two `.npy` files.
@@ -98,16 +111,16 @@ pub fn npz_dataset(path: impl AsRef<Path>, x: &str, y: &str, classes: Option<&[S
 ///
 /// As there.
 pub fn npy_dataset(x: impl AsRef<Path>, y: impl AsRef<Path>, classes: Option<&[String]>) -> Result<Arrays, DataError> {
-    combine(&read_npy(x)?, &read_npy(y)?, classes)
+    combine(&read_npy(x)?, &read_npy_labels(y)?, classes)
 }
 
-fn combine(x: &NpyArray, y: &NpyArray, classes: Option<&[String]>) -> Result<Arrays, DataError> {
+fn combine(x: &NpyArray, y: &NpyLabels, classes: Option<&[String]>) -> Result<Arrays, DataError> {
     let (images, feature_shape) = match *x.shape() {
         [n] => (n, vec![1]),
         [n, ref shape @ ..] => (n, shape.to_vec()),
         [] => {
             return Err(refuse(
-                x,
+                x.name(),
                 "features need a shape [examples, ...], this is a single number".into(),
             ));
         }
@@ -118,7 +131,7 @@ fn combine(x: &NpyArray, y: &NpyArray, classes: Option<&[String]>) -> Result<Arr
             let reason = format!(
                 "labels need the shape [examples], found {shape:?}; make class ids of one-hot rows with numpy.argmax"
             );
-            return Err(refuse(y, reason));
+            return Err(refuse(y.name(), reason));
         }
     };
     if images != labels {
@@ -129,10 +142,17 @@ fn combine(x: &NpyArray, y: &NpyArray, classes: Option<&[String]>) -> Result<Arr
             labels,
         });
     }
-    let numbers = y.to_i64()?;
-    let (labels, class_names) = match classes {
-        None => of_numbers(&numbers),
-        Some(classes) => known(y, &numbers, classes)?,
+    let (labels, class_names) = match (y, classes) {
+        (NpyLabels::Numbers(y), None) => of_numbers(&y.to_i64()?),
+        (NpyLabels::Numbers(y), Some(classes)) => known(y, &y.to_i64()?, classes)?,
+        (NpyLabels::Text(y), classes) => {
+            let mut labels = Labels::of_texts(classes);
+            for (row, text) in y.texts().enumerate() {
+                let pushed = labels.push(&text?);
+                pushed.map_err(|reason| refuse(y.name(), format!("row {row}: {reason}")))?;
+            }
+            labels.finish().map_err(|reason| refuse(y.name(), reason))?
+        }
     };
     let data = Dataset::new(x.name(), x.to_f32(), feature_shape, labels, class_names.len().max(1))?;
     Ok(Arrays { data, class_names })
@@ -143,14 +163,14 @@ fn known(y: &NpyArray, numbers: &[i64], classes: &[String]) -> Result<(Vec<u32>,
     let mut labels = Labels::of(classes);
     for (row, number) in numbers.iter().enumerate() {
         let pushed = labels.push(&number.to_string());
-        pushed.map_err(|reason| refuse(y, format!("row {row}: {reason}")))?;
+        pushed.map_err(|reason| refuse(y.name(), format!("row {row}: {reason}")))?;
     }
-    labels.finish().map_err(|reason| refuse(y, reason))
+    labels.finish().map_err(|reason| refuse(y.name(), reason))
 }
 
-fn refuse(array: &NpyArray, reason: String) -> DataError {
+fn refuse(name: &str, reason: String) -> DataError {
     DataError::Npy {
-        name: array.name().into(),
+        name: name.into(),
         reason,
     }
 }

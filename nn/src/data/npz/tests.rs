@@ -6,6 +6,7 @@ use zip::write::SimpleFileOptions;
 use zip::{CompressionMethod, ZipWriter};
 
 use super::super::npy::tests::npy;
+use super::super::npy::text_tests::utf32;
 use super::*;
 
 /// Writes an archive as NumPy does.
@@ -85,6 +86,37 @@ fn classes_of_the_training_data_hold_for_the_test_data() {
         npz_dataset(&path, "x", "y", Some(&classes[..2])),
         &["row 0", "'30' is none of the 2"],
     );
+}
+
+#[test]
+fn labels_may_be_text() {
+    let x = || f32s("(4, 1)", &[1.0, 2.0, 3.0, 4.0]);
+    let words = npy("<U4", false, "(4,)", &utf32(&["rose", "iris", "10", "rose"], 4, false));
+    let arrays = dataset(x(), words.clone()).unwrap();
+    assert_eq!(arrays.class_names, ["10", "iris", "rose"]);
+    assert_eq!(arrays.data.labels(), [2, 1, 0, 2]);
+    // Text is taken to the letter: these are four classes.
+    let arrays = dataset(x(), npy("|S3", false, "(4, 1)", b"9\x00\x0010\x0009\x009.0")).unwrap();
+    assert_eq!(arrays.class_names, ["09", "10", "9", "9.0"]);
+
+    let (_folder, path) = npz(&[("x", x()), ("y", words)], CompressionMethod::Stored);
+    let classes = ["rose", "iris", "10", "lily"].map(str::to_owned);
+    let arrays = npz_dataset(&path, "x", "y", Some(&classes)).unwrap();
+    assert_eq!((arrays.data.labels(), arrays.data.classes()), (&[0, 1, 2, 0][..], 4));
+    refused(
+        npz_dataset(&path, "x", "y", Some(&classes[..1])),
+        &["row 1", "'iris' is none of the 1"],
+    );
+    refused(npz_dataset(&path, "y", "y", None), &["'y'", "only labels may be text"]);
+    refused(
+        dataset(x(), npy("|S1", false, "(4,)", b"a\0bc")),
+        &["'y'", "row 1", "label is empty"],
+    );
+    refused(
+        dataset(x(), npy("|S1", false, "(4,)", b"a\xffbc")),
+        &["element 1", "UTF-8"],
+    );
+    refused(dataset(x(), npy("|S1", false, "(2, 2)", b"abcd")), &["[2, 2]"]);
 }
 
 #[test]

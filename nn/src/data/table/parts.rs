@@ -57,7 +57,9 @@ pub fn read_table_parts(
 pub fn fit_table_parts(raw: &RawTable, options: &TableOptions, split: SplitOptions) -> Result<TableParts, DataError> {
     let begun = Begun::of(raw, options)?;
     let rows = SplitRows::of(raw.name(), begun.rows.len(), begun.targets.labels(), split)?;
-    let train: Vec<usize> = rows.train.iter().map(|&at| begun.rows[at]).collect();
+    let mut train: Vec<usize> = rows.train.iter().map(|&at| begun.rows[at]).collect();
+    // Errors name the first line that has them.
+    train.sort_unstable();
     let schema = begun.schema(raw, options, &train)?;
     let unseen = TableReadOptions {
         unknown_as_zeros: true,

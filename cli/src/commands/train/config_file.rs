@@ -1,0 +1,340 @@
+//! Options of `meganeura train` from a file: TOML whose keys are their long names.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::error::Error;
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use clap::parser::ValueSource;
+use clap::{Arg, ArgAction, ArgMatches, Command, Id};
+use meganeura::error::closest;
+use meganeura::nn::model::Model;
+use toml::de::{DeTable, DeValue};
+
+/// Where a model's folder has the settings that it was trained with.
+pub(super) const RECORDED: &str = "settings";
+/// Options that say where results go, which a model's folder does not record.
+const RESULTS: [&str; 7] = ["out", "checkpoint", "every", "resume", "log", "log-dir", "json"];
+/// Options that a file cannot have.
+const NOT_IN_FILES: [&str; 5] = ["config", "print-config", "help", "version", "verbose"];
+
+/// What was taken from a file.
+#[derive(Debug)]
+pub(crate) struct FromFile {
+    path: PathBuf,
+    /// Line of each option by its name.
+    lines: BTreeMap<String, usize>,
+}
+
+impl FromFile {
+    /// Where the options that an error of the command line names are in the file.
+    pub(crate) fn notes(&self, error: &str) -> Vec<String> {
+        let named = self
+            .lines
+            .iter()
+            .filter(|(name, _)| error.contains(&format!("'--{name}")));
+        named
+            .map(|(name, line)| format!("note: --{name} is from {}, line {line}", self.path.display()))
+            .collect()
+    }
+}
+
+/// The arguments with the options of the file that `train --config` names, if it is given. Options of the command line
+/// go first: those of the file that they are, or conflict with, are left out.
+pub(crate) fn with_file(
+    command: &Command,
+    mut args: Vec<OsString>,
+) -> Result<(Vec<OsString>, Option<FromFile>), Box<dyn Error>> {
+    // What the file has to add may be missing still.
+    let Ok(matches) = command.clone().ignore_errors(true).try_get_matches_from(&args) else {
+        return Ok((args, None));
+    };
+    let Some((command, matches, name)) = training(command, &matches) else {
+        return Ok((args, None));
+    };
+    let path = matches.try_get_one::<PathBuf>("config_file").ok().flatten();
+    let (Some(path), Some(at)) = (path, args.iter().position(|arg| arg == name)) else {
+        return Ok((args, None));
+    };
+    let text = read(path)?;
+    let options = Options::of(command, matches);
+    let (found, lines) = options.parse(&text).map_err(|e| format!("{}: {e}", path.display()))?;
+    args.splice(at + 1..=at, found.into_iter().map(OsString::from));
+    let file = FromFile {
+        path: path.clone(),
+        lines,
+    };
+    Ok((args, Some(file)))
+}
+
+/// The options of `train`, or `train text`, as they are after all defaults, in the form of a file.
+pub(crate) fn effective(command: &Command, matches: &ArgMatches) -> Option<String> {
+    let (command, matches, _) = training(command, matches)?;
+    Some(Options::of(command, matches).to_toml())
+}
+
+/// The settings without those that say where results go.
+pub(super) fn without_results(settings: &str) -> String {
+    let is_kept = |line: &&str| {
+        let key = line.split(" =").next().unwrap_or_default();
+        !RESULTS.contains(&key)
+    };
+    settings
+        .lines()
+        .filter(is_kept)
+        .map(|line| format!("{line}\n"))
+        .collect()
+}
+
+/// The command that trains among those that were given, what it was given, and its name.
+fn training<'a>(command: &'a Command, matches: &'a ArgMatches) -> Option<(&'a Command, &'a ArgMatches, &'a str)> {
+    let below = |command: &'a Command, matches: &'a ArgMatches| {
+        let (name, matches) = matches.subcommand()?;
+        Some((command.find_subcommand(name)?, matches, name))
+    };
+    let found = below(command, matches).filter(|(_, _, name)| *name == "train")?;
+    below(found.0, found.1).or(Some(found))
+}
+
+/// The text of a file, or what a model's folder recorded.
+fn read(path: &Path) -> Result<String, Box<dyn Error>> {
+    if path.is_dir() {
+        let recorded = Model::load(path)?.training[RECORDED].as_str().map(str::to_owned);
+        let missing = || {
+            format!(
+                "{}: this model's folder has no settings of `train`; an earlier version saved it, or another program",
+                path.display()
+            )
+        };
+        return Ok(recorded.ok_or_else(missing)?);
+    }
+    Ok(fs::read_to_string(path).map_err(|e| format!("{}: the settings cannot be read: {e}", path.display()))?)
+}
+
+/// What a command takes, and what it was given.
+struct Options<'a> {
+    command: &'a Command,
+    matches: &'a ArgMatches,
+    given: BTreeSet<Id>,
+}
+
+impl<'a> Options<'a> {
+    fn of(command: &'a Command, matches: &'a ArgMatches) -> Self {
+        let is_given = |id: &&Id| matches.value_source(id.as_str()) == Some(ValueSource::CommandLine);
+        Options {
+            command,
+            matches,
+            given: matches.ids().filter(is_given).cloned().collect(),
+        }
+    }
+
+    /// Options by the keys that they have in a file.
+    fn keys(&self) -> impl Iterator<Item = (String, &'a Arg)> {
+        let all = self.command.get_arguments().map(|arg| (key_of(arg), arg));
+        all.filter(|(key, _)| !NOT_IN_FILES.contains(&key.as_str()))
+    }
+
+    fn find(&self, key: &str) -> Option<&'a Arg> {
+        let is_named = |arg: &Arg| {
+            let aliases = arg.get_all_aliases().unwrap_or_default();
+            key_of(arg) == key || aliases.contains(&key)
+        };
+        self.keys().map(|(_, arg)| arg).find(|arg| is_named(arg))
+    }
+
+    /// Whether both cannot be given.
+    fn conflict(&self, a: &Arg, b: &Arg) -> bool {
+        let names = |a: &Arg, b: &Arg| {
+            let others = self.command.get_arg_conflicts_with(a);
+            others.iter().any(|other| other.get_id() == b.get_id())
+        };
+        let is_one_of = |arg: &Arg, ids: &[&Id]| ids.contains(&arg.get_id());
+        let mut groups = self
+            .command
+            .get_groups()
+            .filter(|group| !(*group).clone().is_multiple());
+        a.get_id() != b.get_id()
+            && (names(a, b)
+                || names(b, a)
+                || groups.any(|group| {
+                    let ids: Vec<&Id> = group.get_args().collect();
+                    is_one_of(a, &ids) && is_one_of(b, &ids)
+                }))
+    }
+
+    /// Whether the command line has this option, or one that excludes it.
+    fn is_overridden(&self, arg: &Arg) -> bool {
+        let given = self.command.get_arguments().filter(|a| self.given.contains(a.get_id()));
+        self.given.contains(arg.get_id()) || given.into_iter().any(|other| self.conflict(arg, other))
+    }
+
+    /// The arguments that a file stands for, and the lines of its options.
+    fn parse(&self, text: &str) -> Result<(Vec<String>, BTreeMap<String, usize>), String> {
+        let table = DeTable::parse(text).map_err(|e| e.to_string().trim_end().to_owned())?;
+        let (mut args, mut lines) = (Vec::new(), BTreeMap::new());
+        // By their places, so that the first mistake is the one that is told.
+        let mut entries: Vec<_> = table.get_ref().iter().collect();
+        entries.sort_by_key(|(key, _)| key.span().start);
+        for (key, value) in entries {
+            let line = 1 + text[..key.span().start].matches('\n').count();
+            let key = key.get_ref().as_ref();
+            let refuse = |what: String| format!("line {line}: {what}");
+            let Some(arg) = self.find(key) else {
+                let names: Vec<String> = self.keys().map(|(key, _)| key).collect();
+                let nearest = closest(key, names.iter().map(String::as_str));
+                let nearest = nearest.split(',').next().unwrap_or_default();
+                return Err(refuse(format!(
+                    "there is no setting '{key}'; the closest is '{nearest}'\n  help: keys are the options of `meganeura {}` \
+                     by their long names, which --help lists",
+                    if self.command.get_name() == "text" {
+                        "train text"
+                    } else {
+                        "train"
+                    }
+                )));
+            };
+            let values = values_of(arg, value.get_ref()).map_err(|what| refuse(format!("'{key}' {what}")))?;
+            if self.is_overridden(arg) || is_default(arg, &values) {
+                continue;
+            }
+            lines.insert(key_of(arg), line);
+            match (arg.get_long(), values) {
+                (Some(long), None) => args.push(format!("--{long}")),
+                (Some(long), Some(values)) => args.extend(values.iter().map(|value| format!("--{long}={value}"))),
+                (None, values) => args.extend(values.into_iter().flatten()),
+            }
+        }
+        Ok((args, lines))
+    }
+
+    /// The file that stands for these options.
+    fn to_toml(&self) -> String {
+        let given = || self.command.get_arguments().filter(|a| self.given.contains(a.get_id()));
+        let mut text = String::new();
+        for (key, arg) in self.keys() {
+            let id = arg.get_id().as_str();
+            // Defaults of what makes no sense with the others would only mislead.
+            let Some(source) = self.matches.value_source(id) else {
+                continue;
+            };
+            if source == ValueSource::DefaultValue && given().any(|other| self.conflict(arg, other)) {
+                continue;
+            }
+            if matches!(arg.get_action(), ArgAction::SetTrue) {
+                text += &format!("{key} = {}\n", self.matches.get_flag(id));
+                continue;
+            }
+            let raw = self.matches.get_raw(id).into_iter().flatten();
+            let values: Vec<String> = raw.map(|value| literal(&value.to_string_lossy())).collect();
+            text += &match is_list(arg) {
+                true => format!("{key} = [{}]\n", values.join(", ")),
+                false => format!("{key} = {}\n", values.concat()),
+            };
+        }
+        text
+    }
+}
+
+/// The name that an option has in a file.
+fn key_of(arg: &Arg) -> String {
+    match arg.get_long() {
+        Some(long) => long.to_owned(),
+        None => arg.get_id().as_str().replace('_', "-"),
+    }
+}
+
+fn is_list(arg: &Arg) -> bool {
+    arg.get_value_delimiter().is_some() || matches!(arg.get_action(), ArgAction::Append)
+}
+
+/// Whether it is what holds without it. Such are left out, so that they conflict with nothing.
+fn is_default(arg: &Arg, values: &Option<Vec<String>>) -> bool {
+    let Some(values) = values else { return false };
+    let defaults = arg.get_default_values();
+    let same = |value: &String, default: &clap::builder::OsStr| {
+        let default = default.to_string_lossy();
+        *value == default
+            || matches!((value.parse::<f64>(), default.parse::<f64>()), (Ok(a), Ok(b)) if a.to_bits() == b.to_bits())
+    };
+    values.len() == defaults.len() && values.iter().zip(defaults).all(|(value, default)| same(value, default))
+}
+
+/// The values of an option; none for a flag that is set.
+fn values_of(arg: &Arg, value: &DeValue) -> Result<Option<Vec<String>>, String> {
+    if matches!(arg.get_action(), ArgAction::SetTrue) {
+        return match value {
+            DeValue::Boolean(true) => Ok(None),
+            DeValue::Boolean(false) => Ok(Some(Vec::new())),
+            _ => Err("is true or false".into()),
+        };
+    }
+    let text = |value: &DeValue| match value {
+        DeValue::String(text) => Ok(text.clone().into_owned()),
+        DeValue::Integer(number) if number.radix() == 10 => Ok(number.as_str().to_owned()),
+        DeValue::Float(number) => Ok(number.as_str().to_owned()),
+        _ if is_list(arg) => Err("takes a number, a text in quotes, or a list of these".to_owned()),
+        _ => Err("takes a number or a text in quotes".to_owned()),
+    };
+    match value {
+        DeValue::Array(values) if is_list(arg) => {
+            let values: Result<Vec<String>, String> = values.iter().map(|value| text(value.get_ref())).collect();
+            values.map(Some)
+        }
+        value => text(value).map(|value| Some(vec![value])),
+    }
+}
+
+/// A value as it stands in a file: numbers as they are, others in quotes.
+fn literal(text: &str) -> String {
+    let is_number = DeValue::parse(text).is_ok_and(|value| match value.get_ref() {
+        DeValue::Integer(number) => number.radix() == 10 && number.as_str() == text,
+        DeValue::Float(number) => number.as_str() == text,
+        _ => false,
+    });
+    if is_number {
+        return text.to_owned();
+    }
+    let mut quoted = String::from('"');
+    for c in text.chars() {
+        match c {
+            '"' | '\\' => quoted.extend(['\\', c]),
+            c if c.is_control() => quoted += &format!("\\u{:04X}", u32::from(c)),
+            c => quoted.push(c),
+        }
+    }
+    quoted + "\""
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_written_as_they_are_read() {
+        for (text, expected) in [
+            ("32", "32"),
+            ("-1", "-1"),
+            ("0.5", "0.5"),
+            ("1e-3", "1e-3"),
+            ("007", "\"007\""),
+            ("0x10", "\"0x10\""),
+            ("true", "\"true\""),
+            ("a b", "\"a b\""),
+            ("C:\\x \"y\"\n", "\"C:\\\\x \\\"y\\\"\\u000A\""),
+        ] {
+            assert_eq!(literal(text), expected);
+            let value = DeValue::parse(expected).expect("valid");
+            assert_eq!(
+                values_of(&Arg::new("a").long("a"), value.get_ref()),
+                Ok(Some(vec![text.to_owned()]))
+            );
+        }
+    }
+
+    #[test]
+    fn results_are_not_recorded() {
+        let settings = "csv = \"a\"\nout = \"m\"\nlog-dir = \"l\"\nlr = 0.1\n";
+        assert_eq!(without_results(settings), "csv = \"a\"\nlr = 0.1\n");
+    }
+}

@@ -1,0 +1,146 @@
+//! Ctrl-C while a model is trained.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use super::{meganeura, run};
+
+/// Whether this process ignores the signal, as in the background of a script: its children then do so, too.
+fn is_ignored() -> bool {
+    const SIGINT: u32 = 2;
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|text| u64::from_str_radix(text.trim(), 16).ok());
+    mask.is_some_and(|mask| mask >> (SIGINT - 1) & 1 == 1)
+}
+
+fn interrupt(child: &Child) {
+    let status = Command::new("kill").args(["-INT", &child.id().to_string()]).status();
+    assert!(status.expect("kill runs").success());
+}
+
+/// Starts the command in a folder, and waits until it prints a line that begins so.
+fn start(folder: &Path, args: &str, line: &str) -> (Child, BufReader<std::process::ChildStdout>) {
+    let args: Vec<&str> = args.split(' ').collect();
+    let mut child = meganeura(&args)
+        .current_dir(folder)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("starts");
+    let mut out = BufReader::new(child.stdout.take().expect("a pipe"));
+    let mut text = String::new();
+    while !text.lines().last().unwrap_or_default().starts_with(line) {
+        let read = out.read_line(&mut text).expect("text");
+        assert_ne!(read, 0, "{line} is not in {text}");
+    }
+    (child, out)
+}
+
+/// The exit code, and what was printed to standard error.
+fn end(mut child: Child) -> (Option<i32>, String) {
+    let start = Instant::now();
+    let status = loop {
+        if let Some(status) = child.try_wait().expect("a child") {
+            break status;
+        }
+        if start.elapsed() > Duration::from_secs(120) {
+            child.kill().expect("a child");
+            panic!("the signal was not heeded");
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    let mut err = String::new();
+    let pipe = child.stderr.as_mut().expect("a pipe");
+    pipe.read_to_string(&mut err).expect("text");
+    (status.code(), err)
+}
+
+#[test]
+fn training_is_saved_and_goes_on() {
+    if is_ignored() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path();
+    let train = "train digits --epochs 100000 --lr 0.001 --checkpoint run --every 100000000 --out m --device cpu";
+    let (child, mut out) = start(path, train, "epoch      1/");
+    interrupt(&child);
+    let (mut rest, (code, err)) = (String::new(), end(child));
+    out.read_to_string(&mut rest).expect("text");
+    assert_eq!(code, Some(130), "{err}");
+    assert!(rest.contains("test accuracy") && rest.contains("saved to m"), "{rest}");
+    let command = format!("  meganeura {train} --resume\n");
+    assert!(err.contains("Ctrl-C again") && err.contains(&command), "{err}");
+    // No bars where nobody looks.
+    assert!(!err.contains("ETA"), "{err}");
+    let step = err
+        .split("interrupted after step ")
+        .nth(1)
+        .and_then(|t| t.split(';').next());
+    let step = step.expect("a step");
+
+    let (child, _out) = start(
+        path,
+        &format!("{train} --resume"),
+        &format!("resumed after step {step}"),
+    );
+    interrupt(&child);
+    let (code, err) = end(child);
+    // The command that resumes is the same.
+    assert!(code == Some(130) && err.contains(&command), "{err}");
+    let args = "evaluate --model m --npz none.npz";
+    let (_, _, err) = run(meganeura(&args.split(' ').collect::<Vec<_>>()).current_dir(path));
+    assert!(err.contains("none.npz"), "the model is there: {err}");
+}
+
+#[test]
+fn without_a_checkpoint_it_is_said_how_to_have_one() {
+    if is_ignored() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let train = "train digits --epochs 100000 --json --device cpu";
+    let (child, mut out) = start(folder.path(), train, "{\"epoch\":1");
+    interrupt(&child);
+    let (mut rest, (code, err)) = (String::new(), end(child));
+    out.read_to_string(&mut rest).expect("text");
+    assert!(code == Some(130) && err.contains("--checkpoint DIR --resume"), "{err}");
+    let last: serde_json::Value = serde_json::from_str(rest.lines().last().expect("a summary")).expect("JSON");
+    assert_eq!(last["interrupted"], true);
+}
+
+#[test]
+fn the_second_time_the_program_ends_at_once() {
+    if is_ignored() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    // A step takes seconds.
+    let train = "train digits --hidden 6000,6000 --batch 1437 --epochs 1000 --out m --device cpu";
+    let (child, _out) = start(folder.path(), train, "mlp on cpu");
+    interrupt(&child);
+    std::thread::sleep(Duration::from_millis(100));
+    interrupt(&child);
+    let (code, err) = end(child);
+    assert_eq!(code, Some(130), "{err}");
+    assert!(!folder.path().join("m").exists(), "nothing is saved: {err}");
+}
+
+#[test]
+fn language_models_are_saved_too() {
+    if is_ignored() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let text = "One fish, two fish, red fish, blue fish. ".repeat(40);
+    std::fs::write(folder.path().join("fish.txt"), text).expect("writable");
+    let train = "train text --data fish.txt --model tiny --vocab 300 --seq 16 --epochs 100000 --out m --device cpu";
+    let (child, _out) = start(folder.path(), train, "epoch      1/");
+    interrupt(&child);
+    let (code, err) = end(child);
+    assert_eq!(code, Some(130), "{err}");
+    assert!(folder.path().join("m/model.safetensors").is_file(), "{err}");
+}
