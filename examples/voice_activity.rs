@@ -41,7 +41,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         window.copy_within(STEP.., 0);
         window[CONTEXT..].fill(0.0);
         window[CONTEXT..CONTEXT + chunk.len()].copy_from_slice(chunk);
-        let mut results = runner.run(&[Tensor::f32(&[1, CONTEXT + STEP], window.clone()), state])?.into_iter();
+        let mut results = runner
+            .run(&[Tensor::f32(&[1, CONTEXT + STEP], window.clone()), state])?
+            .into_iter();
         let probability = results.next().map_or(0.0, |p| p.to_f32()[0]);
         state = results.next().ok_or("the model gives no state")?;
         match (begin, probability > THRESHOLD) {
@@ -67,5 +69,8 @@ fn read_wav(path: &str) -> Result<Vec<f32>, Box<dyn Error>> {
     if (spec.channels, spec.sample_rate, spec.bits_per_sample) != (1, RATE as u32, 16) {
         return Err(format!("{path}: one channel, {RATE} Hz and 16 bits are needed, and it is {spec:?}").into());
     }
-    reader.samples::<i16>().map(|sample| Ok(f32::from(sample?) / 32768.0)).collect()
+    reader
+        .samples::<i16>()
+        .map(|sample| Ok(f32::from(sample?) / 32768.0))
+        .collect()
 }

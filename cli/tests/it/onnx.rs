@@ -234,3 +234,125 @@ fn models_of_files_are_explained_and_measured() {
     let (_, _, err) = call(&["explain", "mlp", "--dim", "batch=2"]);
     assert!(err.contains("--dim and --set are for ONNX files"), "{err}");
 }
+
+/// Rows of two kinds that the number `a` tells apart.
+fn write_rows(path: &Path) {
+    let mut rows = String::from("a,b,kind\n");
+    for i in 0..64 {
+        let (x, kind) = if i % 2 == 0 { (1.0, "low") } else { (3.0, "high") };
+        rows += &format!("{},{},{kind}\n", x + f64::from(i % 7) * 0.1, f64::from(i % 5));
+    }
+    fs::write(path, rows).expect("writable");
+}
+
+#[test]
+fn a_classifier_from_a_file_is_trained_further() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path();
+    write_rows(&path.join("rows.csv"));
+    let at = |name: &str| path.join(name).display().to_string();
+    let csv = at("rows.csv");
+    let train = ["train", "--csv", &csv, "--label", "kind", "--device", "cpu"];
+    // A model that has hardly learned.
+    let options = ["--out", &at("m"), "--epochs", "1", "--lr", "1e-6", "--hidden", "8"];
+    let (code, _, err) = call(&[&train[..], &options].concat());
+    assert_eq!(code, Some(0), "{err}");
+    let (code, _, err) = call(&["export", &at("m"), "--out", &at("m.onnx"), "--batch", "16"]);
+    assert_eq!(code, Some(0), "{err}");
+
+    let further = [
+        "--onnx",
+        &at("m.onnx"),
+        "--batch",
+        "16",
+        "--epochs",
+        "60",
+        "--lr",
+        "0.02",
+    ];
+    let (code, out, err) = call(
+        &[
+            &train[..],
+            &further,
+            &["--out", &at("n.onnx"), "--freeze", "*.bias", "--json"],
+        ]
+        .concat(),
+    );
+    assert_eq!(code, Some(0), "{err}");
+    let summary: serde_json::Value = serde_json::from_str(out.lines().last().expect("a line")).expect("JSON");
+    assert_eq!(summary["test_accuracy"].as_f64(), Some(1.0), "{out}");
+
+    // Frozen parameters are as they were, the others are not, and the file is a model like others.
+    let parameters = |name: &str| -> Vec<(String, Vec<f32>)> {
+        let model = meganeura::onnx::Model::open(path.join(name)).expect("a model");
+        let import = model
+            .import(&meganeura::onnx::ImportOptions::default())
+            .expect("supported");
+        import
+            .parameters
+            .iter()
+            .map(|p| (p.name.clone(), p.tensor.to_f32()))
+            .collect()
+    };
+    let (before, after) = (parameters("m.onnx"), parameters("n.onnx"));
+    assert_eq!(before.len(), after.len());
+    for (name, values) in &before {
+        let (_, new) = after.iter().find(|(n, _)| n == name).expect("the same names");
+        assert_eq!(values == new, name.ends_with(".bias"), "{name}");
+    }
+    let (code, out, err) = call(&["check", &at("n.onnx")]);
+    assert_eq!(code, Some(0), "{out}{err}");
+}
+
+#[test]
+fn what_cannot_be_trained_further_is_said() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path();
+    write_rows(&path.join("rows.csv"));
+    let csv = path.join("rows.csv").display().to_string();
+    let train = |rest: &[&str]| call(&[&["train", "--csv", &csv, "--device", "cpu"], rest].concat());
+    let (_, _, err) = train(&["--label", "kind", "--onnx", &model("convnet"), "--out", "folder"]);
+    assert!(err.contains("ends with .onnx"), "{err}");
+    let (_, _, err) = train(&["--label", "kind", "--onnx", &model("convnet")]);
+    assert!(
+        err.contains("the examples have the shape [2]") && err.contains("x: float32[batch, 1, 8, 8]"),
+        "{err}"
+    );
+    let (_, _, err) = train(&["--target", "b", "--task", "regression", "--onnx", &model("convnet")]);
+    assert!(err.contains("--onnx trains classifiers"), "{err}");
+    let (_, _, err) = call(&[
+        "train",
+        "digits",
+        "--onnx",
+        &model("convnet"),
+        "--freeze",
+        "backbone.*",
+        "--device",
+        "cpu",
+    ]);
+    assert!(
+        err.contains("--freeze backbone.*: no parameter matches") && err.contains("conv.weight"),
+        "{err}"
+    );
+}
+
+#[test]
+fn a_convolutional_classifier_learns_the_digits_further() {
+    let (code, out, err) = call(&[
+        "train",
+        "digits",
+        "--onnx",
+        &model("convnet"),
+        "--epochs",
+        "20",
+        "--lr",
+        "0.02",
+        "--device",
+        "cpu",
+        "--json",
+    ]);
+    assert_eq!(code, Some(0), "{err}");
+    let summary: serde_json::Value = serde_json::from_str(out.lines().last().expect("a line")).expect("JSON");
+    let accuracy = summary["test_accuracy"].as_f64().expect("a number");
+    assert!(accuracy > 0.9, "{accuracy}");
+}

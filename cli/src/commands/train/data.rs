@@ -224,17 +224,21 @@ struct Raw {
     notes: Vec<String>,
 }
 
-/// Loads the examples in the shape that the model takes. With `keep_shape`, images stay images also for a perceptron.
-/// `validation` is the fraction for validation if the options give none.
-pub(super) fn load(
-    source: &Source,
-    files: &FileOptions,
-    mnist: &Path,
-    model: Model,
-    keep_shape: bool,
-    validation: f64,
-) -> Result<Loaded> {
-    let validation = files.validation.unwrap_or(validation);
+/// In which form examples are wanted.
+pub(super) struct Reading {
+    pub(super) model: Model,
+    /// Images stay images also for a perceptron.
+    pub(super) keep_shape: bool,
+    /// Features are not standardised unless the options say how.
+    pub(super) unscaled: bool,
+    /// The fraction for validation if the options give none.
+    pub(super) validation: f64,
+}
+
+/// Loads the examples in the shape that the model takes.
+pub(super) fn load(source: &Source, files: &FileOptions, mnist: &Path, reading: &Reading) -> Result<Loaded> {
+    let (model, keep_shape) = (reading.model, reading.keep_shape);
+    let validation = files.validation.unwrap_or(reading.validation);
     let (raw, ships) = match source {
         Source { csv: Some(path), .. } => (csv(path, files, validation)?, false),
         Source { npz: Some(path), .. } => (npz(path, files, validation)?, false),
@@ -244,9 +248,10 @@ pub(super) fn load(
             (shipped(data_set, mnist, validation, files.split_seed)?, true)
         }
     };
-    let scale = match ships {
-        true => None,
-        false => standardiser(&raw, files.scale),
+    let scale = match (ships, files.scale) {
+        (true, _) => None,
+        (false, Scale::Auto) if reading.unscaled => None,
+        (false, scale) => standardiser(&raw, scale),
     };
     let mut parts = raw.parts;
     if let Some(scale) = &scale {

@@ -5,6 +5,7 @@ mod data;
 mod display;
 mod interrupt;
 mod logs;
+mod onnx;
 mod options;
 mod text;
 
@@ -22,7 +23,7 @@ use super::Outcome;
 use crate::output::{self, line};
 pub(crate) use config_file::{effective, with_file};
 pub(crate) use data::targets;
-use data::{DataSet, FileOptions, Loaded, Source, load};
+use data::{DataSet, FileOptions, Loaded, Reading, Source, load};
 use logs::Logs;
 use options::RunOptions;
 
@@ -58,11 +59,21 @@ pub(crate) struct Args {
     #[arg(long, value_enum, default_value_t = Model::Mlp)]
     model: Model,
 
+    /// ONNX classifier to train further, instead of a network of --model. --out names the ONNX file for the result. Features
+    /// stay as they are unless --scale says otherwise, and the file that is written takes them as they were before.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["model", "hidden"])]
+    onnx: Option<PathBuf>,
+
+    /// Parameters of --onnx that are not trained, by a pattern such as 'features.*'. May be repeated.
+    #[arg(long, value_name = "PATTERN", requires = "onnx")]
+    freeze: Vec<String>,
+
     /// Units of each hidden layer of the perceptron, or of the one of the cnn [default: 256,128; cnn: 64]
     #[arg(long, value_name = "SIZES", value_delimiter = ',')]
     hidden: Vec<usize>,
 
-    /// Folder for the trained model, from which `predict` and `evaluate` work; an earlier model in it is replaced.
+    /// Folder for the trained model, from which `predict` and `evaluate` work; an earlier model in it is replaced. With
+    /// --onnx, the ONNX file to write.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 
@@ -139,6 +150,14 @@ impl Args {
         }
     }
 
+    /// What the network is called in reports.
+    fn network(&self) -> String {
+        match &self.onnx {
+            Some(path) => path.display().to_string(),
+            None => self.model.name().to_owned(),
+        }
+    }
+
     /// The network that was asked for, for examples of that shape.
     fn architecture(&self, shape: &[usize], outputs: usize) -> Result<Architecture, Box<dyn Error>> {
         let mut architecture = match (self.model, shape) {
@@ -202,18 +221,22 @@ pub(crate) fn run(args: &Args) -> Outcome {
     }
     // Before anything that takes time: a path that cannot be written is an error at once.
     let logs = Logs::try_paths(&args.run)?;
-    if let Some(folder) = &args.out {
-        Trained::prepare(folder)?;
+    match (&args.out, &args.onnx) {
+        (Some(file), Some(_)) => onnx::check_out(file)?,
+        (Some(folder), None) => Trained::prepare(folder)?,
+        (None, _) => {}
     }
-    let validation = if args.run.patience.is_some() { 0.1 } else { 0.0 };
-    let loaded = load(
-        &args.source,
-        &args.files,
-        &args.data,
-        args.model,
-        args.augment.is_some(),
-        validation,
-    )?;
+    let reading = Reading {
+        model: args.model,
+        keep_shape: args.augment.is_some() || args.onnx.is_some(),
+        unscaled: args.onnx.is_some(),
+        validation: if args.run.patience.is_some() { 0.1 } else { 0.0 },
+    };
+    let mut loaded = load(&args.source, &args.files, &args.data, &reading)?;
+    let imported = match &args.onnx {
+        Some(path) => Some(onnx::open(path, args, &mut loaded)?),
+        None => None,
+    };
     let train = &loaded.parts.train;
     if loaded.parts.validation.is_none() && loaded.parts.test.is_none() {
         return Err(
@@ -222,20 +245,34 @@ pub(crate) fn run(args: &Args) -> Outcome {
                 .into(),
         );
     }
-    let architecture = args.architecture(train.feature_shape(), loaded.task.outputs())?;
     let config = config(args, train);
     if config.batch_size == 0 {
         return Err("--batch 0: a batch has at least one example".into());
     }
-    let graph = architecture.training_graph(config.batch_size, args.loss(&loaded.task)?)?;
+    let loss = args.loss(&loaded.task)?;
+    let shape = train.feature_shape().to_vec();
+    let (architecture, graph) = match &imported {
+        Some(imported) => (None, imported.training_graph(config.batch_size, &shape, loss)?),
+        None => {
+            let architecture = args.architecture(&shape, loaded.task.outputs())?;
+            let graph = architecture.training_graph(config.batch_size, loss)?;
+            (Some(architecture), graph)
+        }
+    };
     let mut trainer = Trainer::from_graph(&graph, config)?;
+    if let Some(imported) = &imported {
+        imported.set_parameters(&mut trainer)?;
+    }
     interrupt::watch();
     if !args.run.json {
         introduce(args, &loaded, &trainer)?;
         logs.introduce()?;
     }
     let results = fit(args, &logs, &loaded, &mut trainer)?;
-    if let Some(folder) = &args.out {
+    if let (Some(file), Some(imported)) = (&args.out, &imported) {
+        imported.save(file, &mut trainer, &loaded)?;
+    }
+    if let (Some(folder), Some(architecture)) = (&args.out, architecture) {
         let (task, preprocessing) = (loaded.task.clone(), loaded.preprocessing.clone());
         let mut model = Trained::from_trainer(&mut trainer, architecture, task, preprocessing)?;
         model.metrics = metrics(&results);
@@ -347,7 +384,7 @@ fn introduce(args: &Args, loaded: &Loaded, trainer: &Trainer) -> std::io::Result
         .map_or_else(String::new, |v| format!("{} to validate, ", v.len()));
     line(format_args!(
         "{} on {}: {} examples to train, {validation}{} to test, {} parameters",
-        args.model.name(),
+        args.network(),
         trainer.session().device().capabilities().name,
         parts.train.len(),
         parts.test.as_ref().map_or(0, Dataset::len),
@@ -407,6 +444,10 @@ fn conclude(args: &Args, results: &Results) -> std::io::Result<()> {
         report.compile_seconds + report.seconds
     ))?;
     match &args.out {
+        Some(file) if args.onnx.is_some() => line(format_args!(
+            "saved to {0}; `meganeura run {0}` uses it",
+            file.display()
+        )),
         Some(folder) => line(format_args!(
             "saved to {0}; `meganeura predict --model {0}` uses it",
             folder.display()
@@ -474,7 +515,7 @@ fn summary(args: &Args, loaded: &Loaded, results: &Results, trainer: &Trainer) -
     let mut summary = json!({
         "data": loaded.name,
         "classes": classes,
-        "model": args.model.name(),
+        "model": args.network(),
         "seed": args.run.seed,
         "device": device,
         "epochs": report.epochs.len(),

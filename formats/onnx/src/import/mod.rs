@@ -488,8 +488,8 @@ pub(crate) fn operator_name(node: &NodeProto) -> String {
     }
 }
 
-/// Whether a name matches a pattern in which `*` stands for any characters.
-pub(crate) fn matches(pattern: &str, name: &str) -> bool {
+/// Whether a name matches a pattern of [`ImportOptions::freeze`], in which `*` stands for any characters.
+pub fn matches(pattern: &str, name: &str) -> bool {
     let mut parts = pattern.split('*');
     let first = parts.next().unwrap_or("");
     let Some(mut rest) = name.strip_prefix(first) else {

@@ -52,7 +52,7 @@ pub struct Parameter {
 }
 
 /// A model as a graph.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Import {
     /// The graph. Result `i` is output `i` of the model.
     pub graph: Graph,

@@ -1,0 +1,230 @@
+//! `meganeura train --onnx`: a classifier from a file is trained further.
+
+use std::collections::HashMap;
+use std::error::Error;
+use std::path::Path;
+
+use meganeura::Graph;
+use meganeura::nn::data::{Dataset, Standardiser};
+use meganeura::nn::model::{Loss, Task};
+use meganeura::nn::models::{classifier, soft_classifier};
+use meganeura::nn::trainer::Trainer;
+use meganeura::onnx::{self, Dim, Dims, ExportOptions, Import, ImportOptions, Model};
+
+use super::{Args, Loaded};
+
+type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+/// A model that is trained further.
+pub(super) struct Imported {
+    model: Model,
+    freeze: Vec<String>,
+    /// Sizes of its input, without the batch.
+    shape: Vec<usize>,
+    import: Import,
+}
+
+/// Refuses a file whose name is not that of an ONNX model.
+pub(super) fn check_out(file: &Path) -> Result<()> {
+    match file.extension().is_some_and(|e| e == "onnx") && !file.is_dir() {
+        true => Ok(()),
+        false => Err(format!(
+            "--out {}: with --onnx, the result is a file whose name ends with .onnx",
+            file.display()
+        )
+        .into()),
+    }
+}
+
+/// Imports the model, and gives the examples the shape that it takes.
+pub(super) fn open(path: &Path, args: &Args, loaded: &mut Loaded) -> Result<Imported> {
+    if !matches!(loaded.task, Task::Classification { .. }) {
+        return Err("--onnx trains classifiers, and the examples have numbers to predict".into());
+    }
+    let model = Model::open(path)?;
+    let [input] = model.inputs() else {
+        let names: Vec<&str> = model.inputs().iter().map(|i| i.name.as_str()).collect();
+        return Err(format!("a classifier has one input, and the model takes {}", names.join(", ")).into());
+    };
+    let example = loaded.parts.train.feature_shape().to_vec();
+    let declared = input.dims.as_deref().and_then(|dims| dims.get(1..)).unwrap_or(&[]);
+    let shape = shape_of(declared, &example)
+        .ok_or_else(|| format!("the examples have the shape {example:?}, and the model takes {input}"))?;
+    let reshaped = |data: Dataset| data.with_feature_shape(shape.clone());
+    let parts = &mut loaded.parts;
+    parts.train = reshaped(parts.train.clone())?;
+    parts.validation = parts.validation.take().map(reshaped).transpose()?;
+    parts.test = parts.test.take().map(reshaped).transpose()?;
+
+    let mut imported = Imported {
+        import: Import::default(),
+        freeze: args.freeze.clone(),
+        model,
+        shape,
+    };
+    // Its sizes are those of any batch: classes and parameters are known from one example, if the file lets the batch open.
+    let batch = match imported.batch() {
+        Some(size) => size,
+        None => 1,
+    };
+    imported.import = imported.at(batch)?;
+    let classes = imported
+        .import
+        .outputs
+        .first()
+        .and_then(|o| o.dims.last().copied())
+        .unwrap_or(0);
+    if classes != loaded.task.outputs() {
+        return Err(format!(
+            "the examples have {} classes, and the model gives {classes}",
+            loaded.task.outputs()
+        )
+        .into());
+    }
+    let known = |pattern: &&String| {
+        imported
+            .import
+            .parameters
+            .iter()
+            .any(|p| onnx::matches(pattern, &p.name))
+    };
+    if let Some(pattern) = args.freeze.iter().find(|pattern| !known(pattern)) {
+        let names: Vec<&str> = imported
+            .import
+            .parameters
+            .iter()
+            .map(|p| p.name.as_str())
+            .take(8)
+            .collect();
+        return Err(format!(
+            "--freeze {pattern}: no parameter matches; there are {}...",
+            names.join(", ")
+        )
+        .into());
+    }
+    Ok(imported)
+}
+
+/// Sizes of an example as the model takes it: those of the examples where the model leaves them open, or as many elements.
+fn shape_of(declared: &[Dim], example: &[usize]) -> Option<Vec<usize>> {
+    let sizes: Option<Vec<usize>> = declared
+        .iter()
+        .map(|dim| match dim {
+            Dim::Size(size) => Some(*size),
+            Dim::Name(_) => None,
+        })
+        .collect();
+    match sizes {
+        Some(sizes) => (sizes.iter().product::<usize>() == example.iter().product::<usize>()).then_some(sizes),
+        None => {
+            let fits = declared.len() == example.len()
+                && declared.iter().zip(example).all(|(dim, size)| match dim {
+                    Dim::Size(s) => s == size,
+                    Dim::Name(_) => true,
+                });
+            fits.then(|| example.to_vec())
+        }
+    }
+}
+
+impl Imported {
+    /// The batch that the file fixes.
+    fn batch(&self) -> Option<usize> {
+        match self.model.inputs()[0].dims.as_deref().and_then(<[Dim]>::first) {
+            Some(Dim::Size(size)) => Some(*size),
+            _ => None,
+        }
+    }
+
+    /// The model for a batch.
+    fn at(&self, batch: usize) -> Result<Import> {
+        if let Some(fixed) = self.batch().filter(|fixed| *fixed != batch) {
+            return Err(format!("the file takes batches of {fixed} examples only: give --batch {fixed}").into());
+        }
+        let input = &self.model.inputs()[0].name;
+        let sizes = [&[batch], self.shape.as_slice()].concat();
+        let dims = sizes.iter().enumerate().fold(Dims::new(), |dims, (axis, size)| {
+            dims.bind(format!("{input}.{axis}"), *size)
+        });
+        let options = ImportOptions {
+            freeze: self.freeze.clone(),
+            ..ImportOptions::new(dims)
+        };
+        Ok(self.model.import(&options)?)
+    }
+
+    /// The graph for the trainer.
+    pub(super) fn training_graph(&self, batch: usize, shape: &[usize], loss: Loss) -> Result<Graph> {
+        let import = self.at(batch)?;
+        let mut failed = None;
+        let logits = |g: &mut Graph, x| match import.logits(g, x) {
+            Ok(logits) => logits.node,
+            Err(error) => {
+                failed = Some(error);
+                x
+            }
+        };
+        let graph = match loss {
+            Loss::SoftClasses => soft_classifier(batch, shape, logits),
+            _ => classifier(batch, shape, logits),
+        };
+        match failed {
+            Some(error) => Err(error.into()),
+            None => Ok(graph),
+        }
+    }
+
+    /// Gives the trainer the values of the file.
+    pub(super) fn set_parameters(&self, trainer: &mut Trainer) -> Result<()> {
+        Ok(self.import.set_parameters(trainer.session_mut())?)
+    }
+
+    /// Writes the trained model: from features as they are in the data to probabilities.
+    pub(super) fn save(&self, file: &Path, trainer: &mut Trainer, loaded: &Loaded) -> Result<()> {
+        let batch = self.batch().unwrap_or(1);
+        let import = self.at(batch)?;
+        let mut graph = Graph::new();
+        let x = graph.input(
+            &self.model.inputs()[0].name,
+            &[&[batch], self.shape.as_slice()].concat(),
+        );
+        let scaled = match loaded.preprocessing.scale() {
+            Some(scale) => self.scaled(&mut graph, x, scale),
+            None => x,
+        };
+        let logits = import.logits(&mut graph, scaled)?;
+        let probabilities = graph.softmax(logits, -1);
+        graph.set_outputs(vec![probabilities]);
+        let mut values: HashMap<String, Vec<f32>> = HashMap::new();
+        for parameter in &import.parameters {
+            // What rewriting left out of the plan is as it was.
+            let trained = trainer.session_mut().try_read_parameter(&parameter.name);
+            values.insert(
+                parameter.name.clone(),
+                trained.unwrap_or_else(|_| parameter.tensor.to_f32()),
+            );
+        }
+        let options = ExportOptions {
+            outputs: vec!["probabilities".into()],
+            ..ExportOptions::default()
+        };
+        Ok(onnx::export(
+            &graph,
+            &mut |name| values.get(name).cloned(),
+            &options,
+            file,
+        )?)
+    }
+
+    fn scaled(&self, graph: &mut Graph, x: meganeura::NodeId, scale: &Standardiser) -> meganeura::NodeId {
+        let place = if scale.mean().len() == 1 {
+            &[][..]
+        } else {
+            self.shape.as_slice()
+        };
+        let mean = graph.constant(scale.mean().to_vec(), place);
+        let std = graph.constant(scale.std().to_vec(), place);
+        let centred = graph.sub(x, mean);
+        graph.div(centred, std)
+    }
+}
