@@ -2,6 +2,7 @@
 """Lets ONNX Runtime run what `meganeura export` writes.
 
     python scripts/verify-external/onnx_export.py FOLDER [--program target/release/meganeura]
+    python scripts/verify-external/onnx_export.py --fixtures formats/onnx/tests/data
 
 FOLDER is that of `onnx_public_models.py`, which must have run before. Every public model is imported, exported, and run by
 ONNX Runtime on the same inputs as the original; a difference is accepted as there. Needs `numpy`, `onnx`, `onnxruntime`.
@@ -33,14 +34,27 @@ def run(path, inputs):
     return session.run(None, feeds)
 
 
+def cases(arguments):
+    """Models with the folder of their inputs and results, and the accepted difference."""
+    if arguments.fixtures:
+        for model in sorted(arguments.folder.glob("*/model.onnx")):
+            yield model, model.parent, 1e-4
+        return
+    for model in sorted(arguments.folder.glob("models/*/*.onnx")):
+        reference = arguments.folder / "references" / model.parent.name / model.stem
+        yield model, reference, float((reference / "tolerance").read_text())
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("--program", default="target/release/meganeura")
+    parser.add_argument("--fixtures", action="store_true", help="FOLDER is formats/onnx/tests/data")
     arguments = parser.parse_args()
     failed = []
-    for path in sorted(arguments.folder.glob("models/*/*.onnx")):
-        reference = arguments.folder / "references" / path.parent.name / path.stem
+    onnxruntime.set_default_logger_severity(3)
+    for path, reference, tolerance in cases(arguments):
+        name = f"{path.parent.name}/{path.name}"
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
         inputs, dims = {}, []
         for index, port in enumerate(session.get_inputs()):
@@ -48,15 +62,17 @@ def main():
             inputs[port.name] = array
             if array.size == 1 and port.type == "tensor(int64)":
                 dims.append(f"--set={port.name}={int(array)}")
-            dims += [f"--dim={port.name}.{axis}={size}" for axis, size in enumerate(array.shape) if not isinstance(port.shape[axis], int)]
+            for axis, size in enumerate(array.shape):
+                if not isinstance(port.shape[axis], int):
+                    dims.append(f"--dim={port.name}.{axis}={size}")
         wanted = [numpy.load(reference / f"output_{i}.npy") for i in range(len(session.get_outputs()))]
         with tempfile.TemporaryDirectory() as folder:
             out = pathlib.Path(folder) / "again.onnx"
             command = [arguments.program, "export", str(path), "--out", str(out), *dims]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode != 0:
-                print(f"{path.name}: not exported: {done.stderr.strip().splitlines()[-1]}")
-                failed.append(path.name)
+                print(f"{name}: not exported: {done.stderr.strip().splitlines()[-1]}")
+                failed.append(name)
                 continue
             onnx.checker.check_model(str(out))
             found = run(out, inputs)
@@ -64,9 +80,9 @@ def main():
         for a, b in zip(found, wanted):
             scale = max(float(numpy.max(numpy.abs(b))), 1e-300)
             apart = max(apart, float(numpy.max(numpy.abs(a.astype(numpy.float64) - b))) / scale)
-        print(f"{path.name}: {apart:.1e} apart")
-        if apart > float((reference / "tolerance").read_text()):
-            failed.append(path.name)
+        print(f"{name}: {apart:.1e} apart")
+        if apart > tolerance:
+            failed.append(name)
     if failed:
         sys.exit(f"{len(failed)} of the models failed: {', '.join(failed)}")
 

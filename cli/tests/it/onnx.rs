@@ -22,7 +22,7 @@ fn call(args: &[&str]) -> (Option<i32>, String, String) {
 
 #[test]
 fn results_agree_with_those_of_onnx_runtime() {
-    for name in ["convnet", "sequence", "function"] {
+    for name in ["convnet", "sequence", "function", "decoder"] {
         let folder = data().join(name).display().to_string();
         let (code, out, err) = call(&["check", &model(name), "--against", &folder, "--device", "cpu"]);
         assert_eq!(code, Some(0), "{out}{err}");

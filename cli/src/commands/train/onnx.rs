@@ -63,10 +63,7 @@ pub(super) fn open(path: &Path, args: &Args, loaded: &mut Loaded) -> Result<Impo
         shape,
     };
     // Its sizes are those of any batch: classes and parameters are known from one example, if the file lets the batch open.
-    let batch = match imported.batch() {
-        Some(size) => size,
-        None => 1,
-    };
+    let batch = imported.batch().unwrap_or(1);
     imported.import = imported.at(batch)?;
     let classes = imported
         .import

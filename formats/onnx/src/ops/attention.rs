@@ -22,7 +22,7 @@ pub(super) const OPS: &[OnnxOp] = &[
 ];
 
 /// `[batch, rows, heads * width]` as `[batch, heads, rows, width]`.
-fn split_heads(call: &mut Call, x: Value, heads: usize) -> Result<Value, String> {
+pub(super) fn split_heads(call: &mut Call, x: Value, heads: usize) -> Result<Value, String> {
     let graph = call.graph();
     let dims = graph.shape(x).to_vec();
     let [batch, rows, width] = dims.as_slice() else {
@@ -36,7 +36,7 @@ fn split_heads(call: &mut Call, x: Value, heads: usize) -> Result<Value, String>
 }
 
 /// The inverse of [`split_heads`].
-fn join_heads(call: &mut Call, x: Value) -> Value {
+pub(super) fn join_heads(call: &mut Call, x: Value) -> Value {
     let graph = call.graph();
     let dims = graph.shape(x).to_vec();
     let [batch, heads, rows, width] = dims.as_slice() else {
@@ -74,7 +74,7 @@ fn additive(call: &mut Call, mask: Value, element: ElementType, out: ElementType
 }
 
 /// Softmax over the keys, 0 in rows that see none.
-fn probabilities(call: &mut Call, scores: Value) -> Value {
+pub(super) fn probabilities(call: &mut Call, scores: Value) -> Value {
     let graph = call.graph();
     let dtype = graph.dtype(scores);
     let rank = graph.shape(scores).len() as i32;
@@ -88,7 +88,7 @@ fn probabilities(call: &mut Call, scores: Value) -> Value {
 }
 
 /// A constant mask `[rows, keys]` or `[batch, 1, rows, keys]`: 0 where a row sees a key.
-fn seen(
+pub(super) fn seen(
     call: &mut Call,
     dims: &[usize],
     element: ElementType,
@@ -264,7 +264,7 @@ fn attention(call: &mut Call) -> Built {
 
 /// Rotates pairs of the first `rotated` values of each head `[batch, heads, rows, width]` by angles whose cosines and sines
 /// are `[batch, 1, rows, rotated / 2]`.
-fn rotate(
+pub(super) fn rotate(
     call: &mut Call,
     x: Value,
     cos: Value,

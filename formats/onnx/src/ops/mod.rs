@@ -9,6 +9,7 @@ mod elementwise;
 mod features;
 mod fold;
 mod fourier;
+mod group_query;
 mod index;
 mod known;
 mod layout;
@@ -127,7 +128,7 @@ const fn ms(name: &'static str, build: Build) -> OnnxOp {
 }
 
 /// This crate's tables.
-const FAMILIES: [&[OnnxOp]; 27] = [
+const FAMILIES: [&[OnnxOp]; 28] = [
     activation::OPS,
     attention::OPS,
     control::OPS,
@@ -136,6 +137,7 @@ const FAMILIES: [&[OnnxOp]; 27] = [
     elementwise::OPS,
     features::OPS,
     fourier::OPS,
+    group_query::OPS,
     index::OPS,
     known::OPS,
     layout::OPS,
