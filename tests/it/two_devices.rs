@@ -74,3 +74,47 @@ fn two_devices_and_four_threads_work_side_by_side() {
         assert!((a - b).abs() < 1e-4, "{a} {b}");
     }
 }
+
+/// A folder that one device wrote is read by the other, and what that one writes has the same bytes.
+#[test]
+fn a_model_folder_goes_from_device_to_device_bit_for_bit() {
+    use meganeura::nn::model::{Architecture, Loss, Model, Preprocessing, Task};
+
+    let Some(gpu) = gpu() else {
+        println!("VULKAN-NOT-TESTED: no Vulkan device");
+        return;
+    };
+    // Batch norms have states as well as parameters.
+    let architecture = Architecture::resnet18([1, 8, 8], true, 3);
+    let task = Task::Classification {
+        target: "kind".into(),
+        classes: ["a", "b", "c"].map(str::to_owned).to_vec(),
+    };
+    let graph = architecture.training_graph(4, Loss::Classes).expect("a graph");
+    let cpu: Arc<dyn Device> = Arc::new(CpuDevice::new(2));
+    let session_on = |device: &Arc<dyn Device>| {
+        let built = Builder::on(device.clone()).optimizer(Adam::new(0.01)).build(&graph);
+        built.expect("a session").0
+    };
+    let folder = tempfile::tempdir().expect("a folder");
+    let save = |session: &mut meganeura::Session, name: &str| -> Vec<u8> {
+        let preprocessing = Preprocessing::Array { scale: None };
+        let model = Model::from_session(session, architecture.clone(), task.clone(), preprocessing).expect("a model");
+        let path = folder.path().join(name);
+        model.save(&path).expect("writable");
+        std::fs::read(path.join("model.safetensors")).expect("weights")
+    };
+    for (first, second) in [(&cpu, &gpu), (&gpu, &cpu)] {
+        let mut session = session_on(first);
+        session.initialize_parameters(3);
+        session.set_input("x", &spread(4 * 64, 1));
+        session.set_input_u32("labels", &[0, 1, 2, 0]);
+        session.step();
+        session.wait();
+        let written = save(&mut session, "first");
+        let model = Model::load(folder.path().join("first")).expect("readable");
+        let mut other = session_on(second);
+        model.load_into(&mut other).expect("the same tensors");
+        assert!(written == save(&mut other, "second"), "the weights changed on the way");
+    }
+}
