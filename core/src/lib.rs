@@ -28,6 +28,7 @@ pub mod loss_scaling;
 pub mod memory_budget;
 pub mod mode;
 pub mod ops;
+pub mod pattern;
 pub mod plan;
 pub mod precision;
 pub mod profiler;

@@ -40,7 +40,7 @@ pub use document::markdown;
 pub use element::ElementType;
 pub use error::{Error, Issue, IssueKind, Result};
 pub use export::{ExportOptions, export};
-pub use import::{Call, Import, ImportOptions, Operand, Parameter, TensorInfo, matches};
+pub use import::{Call, Import, ImportOptions, Operand, Parameter, TensorInfo};
 pub use model::{Dim, Dims, Model, Port};
 pub use ops::{Build, Fold, OnnxOp, Registration, Support, operators};
 pub use preflight::Report;

@@ -46,7 +46,7 @@ pub struct Estimate {
 /// Everything about a model that can be said without building it for a device.
 pub(crate) fn preflight(model: &Model, options: &ImportOptions) -> Report {
     let (import, issues) = try_import(model, options);
-    let mut report = Report::of_issues(model, options, issues);
+    let mut report = Report::of_issues(model, issues);
     if let Some(import) = import.filter(|_| report.issues.is_empty()) {
         report.notes = import.notes;
         report.estimate = Some(estimate(&import.graph));
@@ -92,7 +92,7 @@ fn flops(graph: &Graph, node: &meganeura_core::graph::Node) -> u64 {
 
 impl Report {
     /// A report of what is in the way.
-    pub(crate) fn of_issues(model: &Model, _: &ImportOptions, issues: Vec<Issue>) -> Self {
+    pub(crate) fn of_issues(model: &Model, issues: Vec<Issue>) -> Self {
         Report {
             inputs: model.inputs().to_vec(),
             outputs: model.outputs().to_vec(),

@@ -211,7 +211,7 @@ impl Runner {
         let mut results = Vec::with_capacity(self.outputs.len());
         for (i, info) in self.outputs.iter().enumerate() {
             let bytes = self.session.try_read_output_bytes(i)?;
-            results.push(Tensor::from_graph_bytes(info.element, &info.dims, &bytes));
+            results.push(Tensor::from_graph_bytes(info.element, &info.dims, bytes));
         }
         Ok(results)
     }

@@ -238,30 +238,12 @@ impl Tensor {
         ConstantData::from_bytes(self.element.dtype(), bytes.ok()?)
     }
 
-    /// From bytes that a graph's result has, as the type of the model.
-    pub(crate) fn from_graph_bytes(element: ElementType, dims: &[usize], bytes: &[u8]) -> Self {
-        let words = || bytes.as_chunks::<4>().0.iter();
-        let halves = || bytes.as_chunks::<2>().0.iter();
-        match element.dtype() {
-            DType::I32 => Tensor::integers(element, dims, words().map(|b| i32::from_le_bytes(*b).into()).collect()),
-            DType::U32 => Tensor::integers(element, dims, words().map(|b| u32::from_le_bytes(*b).into()).collect()),
-            DType::F16 => Tensor::floats(
-                element,
-                dims,
-                halves().map(|b| f16::from_le_bytes(*b).to_f64()).collect(),
-            ),
-            DType::BF16 => Tensor::floats(
-                element,
-                dims,
-                halves().map(|b| bf16::from_le_bytes(*b).to_f64()).collect(),
-            ),
-            // What a graph gives is rounded already, and may be infinite.
-            _ if SmallFloat::of(element).is_some() => Tensor::new(
-                element,
-                dims,
-                Data::F32(words().map(|b| f32::from_le_bytes(*b)).collect()),
-            ),
-            _ => Tensor::floats(element, dims, words().map(|b| f32::from_le_bytes(*b).into()).collect()),
+    /// From bytes that a graph's result has, as the type of the model; as many as the dimensions say.
+    pub(crate) fn from_graph_bytes(element: ElementType, dims: &[usize], bytes: Vec<u8>) -> Self {
+        let data = ConstantData::from_bytes(element.dtype(), bytes).map_or_else(Vec::new, |data| data.to_f64());
+        match element.is_float() {
+            true => Tensor::floats(element, dims, data),
+            false => Tensor::integers(element, dims, data.into_iter().map(|v| v as i64).collect()),
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 
+use meganeura_core::random::SplitMix64;
 use prost::Message;
 
 use crate::proto::{
@@ -397,20 +398,12 @@ fn attributes_of_another_type_are_named() {
     assert!(message.contains("axis 7 does not exist in 2 dimensions"), "{message}");
 }
 
-/// The next number of a sequence that is the same each time.
-fn next(state: &mut u64) -> usize {
-    *state = state
-        .wrapping_mul(6364136223846793005)
-        .wrapping_add(1442695040888963407);
-    (*state >> 33) as usize
-}
-
 /// Files with changed, removed, doubled and inserted bytes are refused or imported, and nothing else.
 ///
-/// MEGANEURA_ONNX_MUTATIONS says how many of each of four models, or as many in all if there are more.
+/// MEGANEURA_FUZZ_RUNS says how many of each of four models, or as many in all if there are more.
 #[test]
 fn mutated_models_neither_panic_nor_hang() {
-    let count: usize = std::env::var("MEGANEURA_ONNX_MUTATIONS")
+    let count: usize = std::env::var("MEGANEURA_FUZZ_RUNS")
         .ok()
         .and_then(|n| n.parse().ok())
         .unwrap_or(2000);
@@ -428,20 +421,20 @@ fn mutated_models_neither_panic_nor_hang() {
         }
     }
     let dims = Dims::new().bind("batch", 2).bind("rounds", 3);
-    let mut state = 1;
+    let mut rng = SplitMix64::new(1);
     let (mut refused, mut supported) = (0, 0);
     for seed in &seeds {
         for _ in 0..count.min(4 * count / seeds.len() + 1) {
             let mut bytes = seed.clone();
-            for _ in 0..1 + next(&mut state) % 4 {
-                let at = next(&mut state) % bytes.len();
-                match next(&mut state) % 5 {
-                    0 => bytes[at] = next(&mut state) as u8,
-                    1 => bytes[at] ^= 1 << (next(&mut state) % 8),
+            for _ in 0..1 + rng.below(4) {
+                let at = rng.below(bytes.len());
+                match rng.below(5) {
+                    0 => bytes[at] = rng.next_u64() as u8,
+                    1 => bytes[at] ^= 1 << (rng.below(8)),
                     2 => drop(bytes.remove(at)),
-                    3 => bytes.insert(at, next(&mut state) as u8),
+                    3 => bytes.insert(at, rng.next_u64() as u8),
                     _ => {
-                        let end = (at + next(&mut state) % 32).min(bytes.len());
+                        let end = (at + rng.below(32)).min(bytes.len());
                         let part = bytes[at..end].to_vec();
                         bytes.splice(at..at, part);
                     }

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use meganeura_core::{Graph, NodeId};
+
 use super::{dataset::Dataset, error::DataError};
 
 /// The mean and standard deviation of the features of a training set.
@@ -115,6 +117,29 @@ impl Standardiser {
     /// per feature. 1 where the feature does not vary.
     pub fn std(&self) -> &[f32] {
         &self.std
+    }
+
+    /// Mean and deviation as constants of a graph, in the shape of an example of `x [batch, features...]`.
+    fn constants(&self, graph: &mut Graph, x: NodeId) -> [NodeId; 2] {
+        let shape = match self.mean.len() {
+            1 => Vec::new(),
+            _ => graph.shape(x).get(1..).unwrap_or_default().to_vec(),
+        };
+        [&self.mean, &self.std].map(|values| graph.constant(values.clone(), &shape))
+    }
+
+    /// `x [batch, features...]` transformed in a graph.
+    pub fn standardise_in(&self, graph: &mut Graph, x: NodeId) -> NodeId {
+        let [mean, std] = self.constants(graph, x);
+        let centred = graph.sub(x, mean);
+        graph.div(centred, std)
+    }
+
+    /// The inverse of [`Standardiser::standardise_in`].
+    pub fn restore_in(&self, graph: &mut Graph, x: NodeId) -> NodeId {
+        let [mean, std] = self.constants(graph, x);
+        let scaled = graph.mul(x, std);
+        graph.add(scaled, mean)
     }
 
     /// Whether examples of `width` features can be transformed.

@@ -250,39 +250,16 @@ impl Architecture {
     ) -> Result<Graph, ModelError> {
         self.check().map_err(invalid)?;
         let mut graph = Graph::new();
-        let example = self.feature_shape();
         let mut shape = vec![batch];
-        shape.extend(&example);
+        shape.extend(self.feature_shape());
         let mut x = graph.input(FEATURES, &shape);
         if let Some(scale) = scale {
-            let place = if scale.mean().len() == 1 {
-                &[][..]
-            } else {
-                example.as_slice()
-            };
-            let (mean, std) = (
-                graph.constant(scale.mean().to_vec(), place),
-                graph.constant(scale.std().to_vec(), place),
-            );
-            x = graph.sub(x, mean);
-            x = graph.div(x, std);
+            x = scale.standardise_in(&mut graph, x);
         }
         let outputs = self.outputs_of(&mut graph, x);
         let y = match task {
             Task::Classification { .. } => graph.softmax(outputs, -1),
-            Task::Regression { scale, .. } => {
-                let place = if scale.mean().len() == 1 {
-                    vec![]
-                } else {
-                    vec![scale.mean().len()]
-                };
-                let (mean, std) = (
-                    graph.constant(scale.mean().to_vec(), &place),
-                    graph.constant(scale.std().to_vec(), &place),
-                );
-                let scaled = graph.mul(outputs, std);
-                graph.add(scaled, mean)
-            }
+            Task::Regression { scale, .. } => scale.restore_in(&mut graph, outputs),
         };
         graph.set_outputs(vec![y]);
         graph.verify()?;

@@ -198,6 +198,7 @@ const CORE_LAYERS: &[&[&str]] = &[
     &["error"],
     &[
         "files",
+        "pattern",
         "random",
         "mode",
         "storage",

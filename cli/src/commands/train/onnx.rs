@@ -5,11 +5,12 @@ use std::error::Error;
 use std::path::Path;
 
 use meganeura::Graph;
-use meganeura::nn::data::{Dataset, Standardiser};
+use meganeura::nn::data::Dataset;
 use meganeura::nn::model::{Loss, Task};
 use meganeura::nn::models::{classifier, soft_classifier};
 use meganeura::nn::trainer::Trainer;
 use meganeura::onnx::{self, Dim, Dims, ExportOptions, Import, ImportOptions, Model};
+use meganeura::pattern::matches;
 
 use super::{Args, Loaded};
 
@@ -78,13 +79,7 @@ pub(super) fn open(path: &Path, args: &Args, loaded: &mut Loaded) -> Result<Impo
         )
         .into());
     }
-    let known = |pattern: &&String| {
-        imported
-            .import
-            .parameters
-            .iter()
-            .any(|p| onnx::matches(pattern, &p.name))
-    };
+    let known = |pattern: &&String| imported.import.parameters.iter().any(|p| matches(pattern, &p.name));
     if let Some(pattern) = args.freeze.iter().find(|pattern| !known(pattern)) {
         let names: Vec<&str> = imported
             .import
@@ -186,7 +181,7 @@ impl Imported {
             &[&[batch], self.shape.as_slice()].concat(),
         );
         let scaled = match loaded.preprocessing.scale() {
-            Some(scale) => self.scaled(&mut graph, x, scale),
+            Some(scale) => scale.standardise_in(&mut graph, x),
             None => x,
         };
         let logits = import.logits(&mut graph, scaled)?;
@@ -211,17 +206,5 @@ impl Imported {
             &options,
             file,
         )?)
-    }
-
-    fn scaled(&self, graph: &mut Graph, x: meganeura::NodeId, scale: &Standardiser) -> meganeura::NodeId {
-        let place = if scale.mean().len() == 1 {
-            &[][..]
-        } else {
-            self.shape.as_slice()
-        };
-        let mean = graph.constant(scale.mean().to_vec(), place);
-        let std = graph.constant(scale.std().to_vec(), place);
-        let centred = graph.sub(x, mean);
-        graph.div(centred, std)
     }
 }

@@ -70,7 +70,7 @@ fn check_groups(plan: &ExecutionPlan, update: &Update) -> Result<()> {
     let trained = parameters.iter().filter(|p| is_trained(p.buffer));
     let names: Vec<&str> = trained.map(|p| p.name.as_str()).collect();
     let mut patterns = update.groups.iter().flat_map(|group| &group.patterns);
-    match patterns.find(|pattern| !names.iter().any(|name| super::update::matches(pattern, name))) {
+    match patterns.find(|pattern| !names.iter().any(|name| crate::pattern::matches(pattern, name))) {
         None => Ok(()),
         Some(pattern) => Err(Error::misuse(
             format!(

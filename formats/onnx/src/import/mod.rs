@@ -9,6 +9,7 @@ mod result;
 use std::collections::{BTreeSet, HashMap};
 
 use meganeura_core::graph::{Graph, Value};
+use meganeura_core::pattern;
 
 use crate::attributes::Attributes;
 use crate::element::ElementType;
@@ -37,7 +38,7 @@ pub(crate) fn import(model: &Model, options: &ImportOptions) -> Result<Import> {
     let (import, issues) = try_import(model, options);
     match import {
         Some(import) if issues.is_empty() => Ok(import),
-        _ => Err(Error::Unsupported(Box::new(Report::of_issues(model, options, issues)))),
+        _ => Err(Error::Unsupported(Box::new(Report::of_issues(model, issues)))),
     }
 }
 
@@ -410,12 +411,14 @@ impl<'m> Importer<'m> {
                 meganeura_core::DType::F32 => self.graph.parameter(&known.name, tensor.dims()),
                 _ => self.graph.parameter_typed(&known.name, tensor.dims(), dtype),
             };
-            if dtype == meganeura_core::DType::F32 && self.options.freeze.iter().any(|p| matches(p, &known.name)) {
+            if dtype == meganeura_core::DType::F32
+                && self.options.freeze.iter().any(|p| pattern::matches(p, &known.name))
+            {
                 self.graph.trainable(node, false);
             }
             self.parameters.push(Parameter {
                 name: known.name.clone(),
-                tensor: std::sync::Arc::new(tensor.clone()),
+                tensor: known.tensor.clone(),
             });
             node
         } else {
@@ -486,24 +489,4 @@ pub(crate) fn operator_name(node: &NodeProto) -> String {
         "" => node.op_type.clone(),
         domain => format!("{domain}.{}", node.op_type),
     }
-}
-
-/// Whether a name matches a pattern of [`ImportOptions::freeze`], in which `*` stands for any characters.
-pub fn matches(pattern: &str, name: &str) -> bool {
-    let mut parts = pattern.split('*');
-    let first = parts.next().unwrap_or("");
-    let Some(mut rest) = name.strip_prefix(first) else {
-        return false;
-    };
-    let mut parts: Vec<&str> = parts.collect();
-    let Some(last) = parts.pop() else {
-        return rest.is_empty();
-    };
-    for part in parts {
-        match rest.find(part) {
-            Some(at) => rest = &rest[at + part.len()..],
-            None => return false,
-        }
-    }
-    rest.ends_with(last)
 }

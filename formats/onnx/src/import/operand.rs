@@ -29,7 +29,7 @@ pub(crate) enum Source {
 /// A tensor that is known when importing.
 #[derive(Debug)]
 pub(crate) struct Known {
-    pub(crate) tensor: Tensor,
+    pub(crate) tensor: Arc<Tensor>,
     /// Its name, unique in the model.
     pub(crate) name: String,
     /// Whether the graph has it as a parameter, rather than a constant.
@@ -57,7 +57,7 @@ impl Operand {
             element: tensor.element(),
             dims: tensor.dims().to_vec(),
             source: Source::Known(Arc::new(Known {
-                tensor,
+                tensor: Arc::new(tensor),
                 name,
                 parameter,
             })),
@@ -98,7 +98,7 @@ impl Operand {
                 } else {
                     MAX_FOLDED
                 };
-                Some(&known.tensor).filter(|t| t.len() <= most)
+                Some(&*known.tensor).filter(|t| t.len() <= most)
             }
             Source::Node(_) | Source::List(_) => None,
         }

@@ -125,7 +125,7 @@ fn mish(g: &mut Graph, x: Value) -> NodeId {
     g.mul(x, tanh)
 }
 
-fn softsign(g: &mut Graph, x: Value) -> NodeId {
+pub(super) fn softsign(g: &mut Graph, x: Value) -> NodeId {
     let one = g.scalar_of(g.dtype(x), 1.0);
     let size = g.abs(x);
     let divisor = g.add(size, one);

@@ -87,6 +87,19 @@ pub(super) fn probabilities(call: &mut Call, scores: Value) -> Value {
     graph.select(empty, zero, soft).into()
 }
 
+/// `cap tanh(scores / cap)`, with the attribute `softcap` unless that is 0.
+pub(super) fn softcapped(call: &mut Call, scores: Value, element: ElementType) -> Result<Value, String> {
+    let cap = call.float("softcap", 0.0)?;
+    if cap == 0.0 {
+        return Ok(scores);
+    }
+    let cap = call.scalar(element, cap.into());
+    let graph = call.graph();
+    let part = graph.div(scores, cap);
+    let tanh = graph.tanh(part);
+    Ok(graph.mul(tanh, cap).into())
+}
+
 /// A constant mask `[rows, keys]` or `[batch, 1, rows, keys]`: 0 where a row sees a key.
 pub(super) fn seen(
     call: &mut Call,
@@ -173,18 +186,8 @@ fn attention(call: &mut Call) -> Built {
     let (q, k) = (graph.mul(q, root), graph.mul(k, root));
     let k = swap_last(call, k.into());
     let raw: Value = call.graph().matmul(q, k).into();
-    let mut scores = raw;
-    let softcap = call.float("softcap", 0.0)?;
-    // Before version 24 the mask came first.
-    let mut capped = raw;
-    if softcap != 0.0 {
-        let cap = call.scalar(element, softcap.into());
-        let graph = call.graph();
-        let part = graph.div(raw, cap);
-        let tanh = graph.tanh(part);
-        capped = graph.mul(tanh, cap).into();
-        scores = capped;
-    }
+    let capped = softcapped(call, raw, element)?;
+    let mut scores = capped;
     let mut bias: Option<Value> = None;
     let join = |call: &mut Call, bias: Option<Value>, part: Value| -> Option<Value> {
         Some(match bias {

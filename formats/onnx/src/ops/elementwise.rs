@@ -16,7 +16,7 @@ pub(super) const OPS: &[OnnxOp] = &[
     op("Abs", 1, abs).folding(|_, x| fold::unary(x, Some(i64::wrapping_abs), f64::abs)),
     op("Add", 1, |c| arithmetic(c, |g, a, b| g.add(a, b)))
         .folding(|c, x| fold::pair(c, x, i64::checked_add, |a, b| a + b)),
-    op("And", 1, |c| logical(c, |g, a, b| g.logical_and(a, b)))
+    op("And", 1, |c| comparison(c, |g, a, b| g.logical_and(a, b)))
         .folding(|c, x| fold::pair(c, x, |a, b| Some(a & b), |a, _| a)),
     op("BitShift", 11, bit_shift),
     op("BitwiseAnd", 18, |c| bitwise(c, |g, a, b| g.bit_and(a, b))),
@@ -60,7 +60,7 @@ pub(super) const OPS: &[OnnxOp] = &[
         .folding(|c, x| fold::pair(c, x, i64::checked_mul, |a, b| a * b)),
     op("Neg", 1, negate).folding(|_, x| fold::unary(x, Some(i64::wrapping_neg), |v| -v)),
     op("Not", 1, not).folding(|_, x| fold::unary(x, Some(|v| i64::from(v == 0)), |v| v)),
-    op("Or", 1, |c| logical(c, |g, a, b| g.logical_or(a, b)))
+    op("Or", 1, |c| comparison(c, |g, a, b| g.logical_or(a, b)))
         .folding(|c, x| fold::pair(c, x, |a, b| Some(a | b), |a, _| a)),
     op("Pow", 1, pow).folding(fold_pow),
     op("Reciprocal", 1, |c| float(c, |g, x| g.reciprocal(x))).folding(|_, x| fold::unary(x, None, f64::recip)),
@@ -73,7 +73,7 @@ pub(super) const OPS: &[OnnxOp] = &[
     op("Sum", 1, |c| variadic(c, |g, a, b| g.add(a, b)))
         .folding(|_, x| fold::binary(x, i64::checked_add, |a, b| a + b)),
     op("Where", 9, where_).folding(fold_where),
-    op("Xor", 1, |c| logical(c, |g, a, b| g.logical_xor(a, b)))
+    op("Xor", 1, |c| comparison(c, |g, a, b| g.logical_xor(a, b)))
         .folding(|c, x| fold::pair(c, x, |a, b| Some(a ^ b), |a, _| a)),
 ];
 
@@ -159,10 +159,6 @@ fn comparison(call: &mut Call, f: fn(&mut Graph, Value, Value) -> NodeId) -> Bui
     let (a, b) = (call.value(0)?, second(call)?);
     let y = f(call.graph(), a, b);
     call.one(y, ElementType::Bool)
-}
-
-fn logical(call: &mut Call, f: fn(&mut Graph, Value, Value) -> NodeId) -> Built {
-    comparison(call, f)
 }
 
 fn not(call: &mut Call) -> Built {
@@ -473,20 +469,15 @@ fn pow(call: &mut Call) -> Built {
             return call.one(y, element);
         }
         let by = convert(call, by, exponent_type, element);
-        let y = power(call.graph(), x, by);
+        let y = call.graph().pow(x, by);
         return call.one(y, element);
     }
     let (x, by) = (call.as_f32(x), call.as_f32(by));
     let graph = call.graph();
-    let y = power(graph, x, by);
+    let y = graph.pow(x, by);
     let y = graph.round(y);
     let y = call.as_element(y.into(), element);
     call.one(y, element)
-}
-
-/// `x ^ y`, also of negative x where y is whole.
-fn power(g: &mut Graph, x: Value, y: Value) -> NodeId {
-    g.pow(x, y)
 }
 
 fn fold_pow(call: &Call, operands: &[Option<&Tensor>]) -> Folded {

@@ -2,7 +2,7 @@
 
 use meganeura_core::graph::Value;
 
-use super::attention::{join_heads, probabilities, repeat_heads, rotate, seen, split_heads};
+use super::attention::{join_heads, probabilities, repeat_heads, rotate, seen, softcapped, split_heads};
 use super::matmul::swap_last;
 use super::{OnnxOp, ms};
 use crate::import::{Call, Operand};
@@ -103,15 +103,8 @@ fn group_query_attention(call: &mut Call) -> Built {
     let k = swap_last(call, k);
     let graph = call.graph();
     let scores = graph.matmul(q, k);
-    let mut scores: Value = graph.mul(scores, factor).into();
-    let softcap = call.float("softcap", 0.0)?;
-    if softcap != 0.0 {
-        let cap = call.scalar(element, softcap.into());
-        let graph = call.graph();
-        let part = graph.div(scores, cap);
-        let tanh = graph.tanh(part);
-        scores = graph.mul(tanh, cap).into();
-    }
+    let scores = graph.mul(scores, factor).into();
+    let scores = softcapped(call, scores, element)?;
     let window = call.int("local_window_size", -1)?;
     let window = usize::try_from(window).ok().filter(|&w| w > 0).unwrap_or(usize::MAX);
     let mask = seen(call, &[rows, keys], element, |_, i, j| {

@@ -17,16 +17,11 @@ pub(super) const OPS: &[OnnxOp] = &[
     op("LayerNormalization", 1, layer_norm),
     op("MeanVarianceNormalization", 9, mean_variance_norm),
     op("RMSNormalization", 23, rms_norm),
-    op("SimplifiedLayerNormalization", 1, simplified_layer_norm),
-    ms("SimplifiedLayerNormalization", simplified_layer_norm),
+    op("SimplifiedLayerNormalization", 1, rms_norm),
+    ms("SimplifiedLayerNormalization", rms_norm),
     ms("SkipLayerNormalization", skip_layer_norm),
     ms("SkipSimplifiedLayerNormalization", skip_simplified_layer_norm),
 ];
-
-/// In `f32`, and what undoes it.
-fn widened(call: &mut Call, x: Value) -> Value {
-    call.as_f32(x)
-}
 
 fn batch_norm(call: &mut Call) -> Built {
     let element = call.element(0)?;
@@ -167,10 +162,6 @@ fn rms_norm(call: &mut Call) -> Built {
     call.one(y, element)
 }
 
-fn simplified_layer_norm(call: &mut Call) -> Built {
-    rms_norm(call)
-}
-
 /// `x + skip + bias`, where the bias may be left out.
 fn skip_sum(call: &mut Call, bias: usize) -> Result<Value, String> {
     let (x, skip) = (call.value(0)?, call.value(1)?);
@@ -264,7 +255,7 @@ fn mean_variance_norm(call: &mut Call) -> Built {
         .map(|&a| Ok(call.axis(a, dims.len())? as i32))
         .collect::<Result<_, String>>()?;
     let x = call.value(0)?;
-    let x = widened(call, x);
+    let x = call.as_f32(x);
     let graph = call.graph();
     let mean = graph.mean(x, &axes, true);
     let centred = graph.sub(x, mean);

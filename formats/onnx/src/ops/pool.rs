@@ -241,6 +241,14 @@ fn average_pool(call: &mut Call) -> Built {
     call.one(y, element)
 }
 
+/// The p of a norm.
+fn order(call: &Call) -> Result<i64, String> {
+    match call.int("p", 2)? {
+        p @ 1.. => Ok(p),
+        p => Err(format!("p = {p} is not positive")),
+    }
+}
+
 /// `|x|^p`.
 fn to_power(call: &mut Call, x: Value, element: ElementType, p: i64) -> Value {
     let graph = call.graph();
@@ -270,10 +278,7 @@ fn to_root(call: &mut Call, x: Value, element: ElementType, p: i64) -> Value {
 fn lp_pool(call: &mut Call) -> Built {
     let windows = windows(call)?;
     let element = call.element(0)?;
-    let p = call.int("p", 2)?;
-    if p < 1 {
-        return Err(format!("p = {p} is not positive"));
-    }
+    let p = order(call)?;
     let x = call.value(0)?;
     let powers = to_power(call, x, element, p);
     let sum = sum_of_windows(call, powers, &windows)?;
@@ -284,10 +289,7 @@ fn lp_pool(call: &mut Call) -> Built {
 fn global_lp_pool(call: &mut Call) -> Built {
     let axes = spatial(call)?;
     let element = call.element(0)?;
-    let p = call.int("p", 2)?;
-    if p < 1 {
-        return Err(format!("p = {p} is not positive"));
-    }
+    let p = order(call)?;
     let x = call.value(0)?;
     let powers = to_power(call, x, element, p);
     let sum = call.graph().sum(powers, &axes, true);

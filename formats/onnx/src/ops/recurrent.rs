@@ -63,12 +63,7 @@ impl Activation {
             "softplus" => g.softplus(x),
             "elu" => g.elu(x, alpha.unwrap_or(1.0)),
             "leakyrelu" => g.leaky_relu(x, alpha.unwrap_or(0.01)),
-            "softsign" => {
-                let one = number(g, 1.0);
-                let size = g.abs(x);
-                let divisor = g.add(size, one);
-                g.div(x, divisor)
-            }
+            "softsign" => super::activation::softsign(g, x),
             "affine" => {
                 let (alpha, beta) = (number(g, alpha.unwrap_or(1.0)), number(g, beta.unwrap_or(0.0)));
                 let scaled = g.mul(x, alpha);
