@@ -91,6 +91,7 @@ fn only(plan: &ExecutionPlan, dispatch: usize) -> ExecutionPlan {
             first: 0,
             count: 1,
             skip_if: None,
+            once: false,
         }],
         ..plan.clone()
     }

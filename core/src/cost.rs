@@ -110,11 +110,26 @@ pub fn call_cost(target: &dyn Target, op: OpRef, call: &Call) -> u64 {
     }
 }
 
+/// Price of a call that is made once for many steps: of two equal ones, the one with fewer such calls is taken.
+pub const INVARIANT_COST: u64 = 1;
+
 /// Price of a graph: of every call that its results need.
 ///
 /// # Errors
 /// A cycle.
 pub fn graph_cost(graph: &Graph, target: &dyn Target) -> Result<u64> {
+    priced(graph, target, &vec![false; graph.nodes().len()])
+}
+
+/// Price of a step of a graph for inference, in which [invariant calls](Graph::invariant_calls) cost next to nothing.
+///
+/// # Errors
+/// A cycle.
+pub fn step_cost(graph: &Graph, target: &dyn Target) -> Result<u64> {
+    priced(graph, target, &graph.invariant_calls()?)
+}
+
+fn priced(graph: &Graph, target: &dyn Target, invariant: &[bool]) -> Result<u64> {
     let order = graph.topological_order()?;
     let mut live = vec![false; graph.nodes().len()];
     graph.roots().for_each(|root| live[root.node.index()] = true);
@@ -132,7 +147,11 @@ pub fn graph_cost(graph: &Graph, target: &dyn Target) -> Result<u64> {
                 inputs: &inputs,
                 outputs: &node.outputs,
             };
-            total = total.saturating_add(call_cost(target, op, &call));
+            let price = match invariant[id.index()] {
+                true => INVARIANT_COST,
+                false => call_cost(target, op, &call),
+            };
+            total = total.saturating_add(price);
         }
     }
     Ok(total)

@@ -30,6 +30,7 @@ macro_rules! rule_sets {
 rule_sets! {
     "algebra" 1,
     "attention" 1,
+    "convolution" 1,
     "matmul" 1,
     "norm" 1,
     "packing" 1,

@@ -17,6 +17,7 @@ mod packed_weights;
 mod plans;
 mod porting;
 mod precision;
+mod prepared;
 mod recompute;
 #[path = "../common/retired.rs"]
 mod retired;

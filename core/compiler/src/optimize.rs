@@ -6,11 +6,11 @@
 use std::collections::HashMap;
 use std::time::Instant;
 
-use crate::cluster::cluster;
+use crate::cluster::cluster_pass;
 use crate::rewrite::clean::clean;
 use crate::rewrite::outcome::places;
 pub use crate::rewrite::{Fusion, OptimizeReport};
-use crate::rewrite::{Pass, Request, Simulated, apply_rules, graph_cost, join, rewrite};
+use crate::rewrite::{Pass, Request, Simulated, apply_rules, join, rewrite};
 use meganeura_core::config::Config;
 use meganeura_core::error::{Result, unwrap_report};
 use meganeura_core::graph::{Graph, Value};
@@ -87,13 +87,13 @@ pub fn optimize_for(graph: &Graph, request: &Request) -> Result<(Graph, Optimize
     report.extract_time += cleaning;
     if request.config.cluster && request.pass != Pass::Forward {
         let _span = tracing::debug_span!("cluster").entered();
-        let (clustered, clusters) = cluster(&optimized, request.target)?;
+        let (clustered, clusters) = cluster_pass(&optimized, request.target, request.pass)?;
         optimized = clustered;
         for fusion in &mut report.fusions {
             fusion.node = fusion.node.and_then(|node| clusters.moved.get(&node).copied());
         }
         report.fusions_applied = places(&report.fusions);
-        report.clustered_cost_ps = graph_cost(&optimized, request.target)?;
+        report.clustered_cost_ps = request.pass.cost(&optimized, request.target)?;
         report.nodes_after = clusters.nodes_after;
         report.cluster_time = clusters.time;
         report.clusters = clusters.clusters;

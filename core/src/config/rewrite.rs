@@ -24,6 +24,9 @@ pub struct RewriteConfig {
     pub enabled: bool,
     /// Whether elementwise calls are clustered into fused ones.
     pub cluster: bool,
+    /// Whether inference computes what depends on parameters, states and constants alone once for many steps (folded
+    /// batch norms, transposed weights), not in each step. It takes memory for the results.
+    pub prepare: bool,
     /// Rule sets to leave out, by namespace.
     pub disable: Vec<String>,
     /// Most rounds of saturation.
@@ -49,6 +52,7 @@ impl Default for RewriteConfig {
         RewriteConfig {
             enabled: true,
             cluster: true,
+            prepare: true,
             disable: Vec::new(),
             iterations: 24,
             tuples: 400_000,
@@ -69,11 +73,12 @@ impl RewriteConfig {
         scales.then(|| self.loss_scale.unwrap_or_default())
     }
 
-    /// No rewriting and no clustering.
+    /// No rewriting, no clustering, and everything computed in each step.
     pub fn off() -> Self {
         RewriteConfig {
             enabled: false,
             cluster: false,
+            prepare: false,
             ..RewriteConfig::default()
         }
     }

@@ -8,6 +8,7 @@
 mod constant;
 mod derive;
 mod id;
+mod invariant;
 mod leaves;
 mod order;
 mod packing;
@@ -25,6 +26,7 @@ use serde::{Deserialize, Serialize};
 pub use constant::ConstantData;
 pub use id::NodeId;
 use id::Owner;
+pub use invariant::may_be_kept;
 pub use packing::{PackedSource, Packing};
 pub use uses::Uses;
 

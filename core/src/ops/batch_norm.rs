@@ -14,6 +14,7 @@ use crate::shape::{Shape, TensorType};
 
 pub(super) struct BatchNorm;
 pub(super) struct BatchNormInference;
+pub(super) struct BatchNormAffine;
 
 /// Checks `x [n, channels, ...]` and the per-channel operands; returns the type of the latter.
 pub(super) fn channel_type(call: &Call, names: &[&str]) -> Result<TensorType, String> {
@@ -248,12 +249,7 @@ impl Operator for BatchNormInference {
             let eps = cx.attrs.float("eps")?;
             let (g, x) = (&mut *cx.graph, cx.inputs[0]);
             let shape = channel_shape(g, x);
-            let eps = g.scalar_of(cx.outputs[0].dtype, eps);
-            let var = g.add(cx.inputs[4], eps);
-            let rstd = g.rsqrt(var);
-            let scale = g.mul(cx.inputs[1], rstd);
-            let shifted = g.mul(cx.inputs[3], scale);
-            let shift = g.sub(cx.inputs[2], shifted);
+            let [scale, shift] = affine(g, &cx.inputs[1..], eps);
             let scale = g.reshape(scale, &shape);
             let shift = g.reshape(shift, &shape);
             let scaled = g.mul(x, scale);
@@ -278,6 +274,92 @@ impl Operator for BatchNormInference {
                     SampleInput::range(&c, 0.2, 2.0),
                 ];
                 Sample::new(format!("{s:?}"), inputs, Attrs::new().with("eps", 1e-3))
+            })
+            .collect()
+    }
+}
+
+/// Scale and shift that normalisation with given statistics comes down to, from weight, bias, mean and variance.
+fn affine(g: &mut Graph, operands: &[Value], eps: f64) -> [NodeId; 2] {
+    let [weight, bias, mean, var] = [0, 1, 2, 3].map(|i| operands[i]);
+    let eps = g.scalar_of(g.dtype(var), eps);
+    let shifted = g.add(var, eps);
+    let rstd = g.rsqrt(shifted);
+    let scale = g.mul(weight, rstd);
+    let moved = g.mul(mean, scale);
+    [scale, g.sub(bias, moved)]
+}
+
+impl Operator for BatchNormAffine {
+    fn name(&self) -> &'static str {
+        "core.batch_norm_affine"
+    }
+
+    fn signature(&self) -> String {
+        "g.batch_norm_affine(weight, bias, mean, var, eps)".into()
+    }
+
+    fn doc(&self) -> Doc {
+        Doc {
+            shapes: "weight, bias, mean, variance [c] -> scale [c], shift [c]",
+            formula: "scale = weight / sqrt(var + eps), shift = bias - mean * scale: batch normalisation with given statistics is x * scale + shift per channel",
+            source: "Ioffe and Szegedy, 2015, algorithm 2; for folding into the weights of what comes before",
+        }
+    }
+
+    fn arity(&self) -> Arity {
+        Arity::Exactly(4)
+    }
+
+    fn attributes(&self) -> AttrDecls {
+        vec![("eps", AttrKind::Float)]
+    }
+
+    fn ports(&self) -> &'static [&'static str] {
+        &["scale", "shift"]
+    }
+
+    fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {
+        expect_same_dtype(call)?;
+        expect_float(call, 0, "the operands")?;
+        expect_eps(call)?;
+        let c = &call.inputs[0];
+        if c.shape.rank() != 1 || call.inputs.iter().any(|ty| ty != c) {
+            return Err(format!(
+                "weight, bias, mean and variance are vectors of one length, not {:?}",
+                call.inputs
+            ));
+        }
+        Ok(vec![c.clone(), c.clone()])
+    }
+
+    fn gradient(&self) -> Gradient<'_> {
+        Gradient::Decomposed
+    }
+
+    fn semantics(&self) -> Semantics<'_> {
+        Semantics::composite(|cx| {
+            let eps = cx.attrs.float("eps")?;
+            Ok(affine(cx.graph, cx.inputs, eps).map(Value::from).to_vec())
+        })
+    }
+
+    fn cost(&self, call: &Call) -> Cost {
+        Cost::streaming(call, 5)
+    }
+
+    fn samples(&self, sizes: &mut Sizes) -> Vec<Sample> {
+        [1, 7, sizes.dim(200)]
+            .iter()
+            .map(|&c| {
+                let c = [c];
+                let inputs = vec![
+                    SampleInput::f32(&c),
+                    SampleInput::f32(&c),
+                    SampleInput::f32(&c),
+                    SampleInput::range(&c, 0.2, 2.0),
+                ];
+                Sample::new(format!("{c:?}"), inputs, Attrs::new().with("eps", 1e-3))
             })
             .collect()
     }
@@ -324,5 +406,20 @@ impl Graph {
     ) -> NodeId {
         let inputs = vec![x.into(), weight.into(), bias.into(), mean.into(), var.into()];
         self.call(OpRef::new(&BatchNormInference), Attrs::new().with("eps", eps), inputs)
+    }
+
+    /// Scale (port 0) and shift (port 1), both `[channels]`, that [`Graph::batch_norm_inference`] comes down to:
+    /// `x * scale + shift` for each channel. All operands are `[channels]`.
+    #[track_caller]
+    pub fn batch_norm_affine(
+        &mut self,
+        weight: impl Into<Value>,
+        bias: impl Into<Value>,
+        mean: impl Into<Value>,
+        var: impl Into<Value>,
+        eps: f32,
+    ) -> NodeId {
+        let inputs = vec![weight.into(), bias.into(), mean.into(), var.into()];
+        self.call(OpRef::new(&BatchNormAffine), Attrs::new().with("eps", eps), inputs)
     }
 }

@@ -136,6 +136,7 @@ pub(crate) fn builtin() -> Vec<OpRef> {
         attention::AttentionGrad,
         attention::CachedAttention,
         batch_norm::BatchNorm,
+        batch_norm::BatchNormAffine,
         batch_norm::BatchNormInference,
         bce::BceLoss,
         bce::BceWithLogitsLoss,

@@ -7,8 +7,8 @@ use std::collections::{HashMap, HashSet};
 
 use super::levels::assign_levels;
 use super::{
-    BufferRef, DerivedInfo, Dispatch, ExecutionPlan, FORWARD_BACKWARD, KernelRef, Operand, PLAN_VERSION, ParamInfo,
-    Segment, StateBuffer, call_title,
+    BufferRef, DerivedInfo, Dispatch, ExecutionPlan, FORWARD_BACKWARD, KernelRef, Operand, PLAN_VERSION, PREPARE,
+    ParamInfo, Segment, StateBuffer, call_title,
 };
 use crate::attrs::Attrs;
 use crate::backend::Device;
@@ -164,7 +164,15 @@ pub(super) fn lower(
     supports: Supports,
 ) -> Result<HashMap<Value, BufferRef>> {
     let schedule = schedule(graph)?;
-    let first = plan.dispatches.len();
+    // What no step changes comes first, in a segment of its own.
+    let invariant = match segment == FORWARD_BACKWARD {
+        true => graph.invariant_calls()?,
+        false => vec![false; graph.nodes().len()],
+    };
+    let (prepared, stepped): (Vec<NodeId>, Vec<NodeId>) = match invariant.contains(&true) {
+        true => (schedule.order.iter()).partition(|id| invariant[id.index()] || !graph.nodes()[id.index()].is_op()),
+        false => (Vec::new(), schedule.order.clone()),
+    };
     let mut lowering = Lowering {
         plan,
         supports,
@@ -173,7 +181,13 @@ pub(super) fn lower(
         sourced: segment == FORWARD_BACKWARD,
         source: None,
     };
-    let values = lowering.graph(graph, &schedule, bound, None)?;
+    let mut values = HashMap::new();
+    lowering.calls(graph, &prepared, &schedule, bound, None, &mut values)?;
+    if lowering.plan.end_segment(PREPARE, true) == 0 {
+        lowering.plan.segments.pop();
+    }
+    lowering.calls(graph, &stepped, &schedule, bound, None, &mut values)?;
+    lowering.deferred_writes(graph, &values);
     let missing = lowering.missing;
     if !missing.is_empty() {
         return Err(Error::MissingKernels {
@@ -181,14 +195,25 @@ pub(super) fn lower(
             missing,
         });
     }
-    assign_levels(&mut plan.dispatches[first..]);
-    plan.segments.push(Segment {
-        name: segment.to_owned(),
-        first,
-        count: plan.dispatches.len() - first,
-        skip_if: None,
-    });
+    plan.end_segment(segment, false);
     Ok(values)
+}
+
+impl ExecutionPlan {
+    /// Makes a segment of the dispatches behind the last one, in levels; returns how many they are.
+    fn end_segment(&mut self, name: &str, once: bool) -> usize {
+        let first = self.segments.last().map_or(0, |s| s.range().end);
+        let count = self.dispatches.len() - first;
+        assign_levels(&mut self.dispatches[first..]);
+        self.segments.push(Segment {
+            name: name.to_owned(),
+            first,
+            count,
+            skip_if: None,
+            once,
+        });
+        count
+    }
 }
 
 /// Order of execution, and the writes that happen in place.
@@ -318,8 +343,23 @@ impl Lowering<'_> {
         bound: &HashMap<NodeId, BufferRef>,
         label: Option<&str>,
     ) -> Result<HashMap<Value, BufferRef>> {
-        let mut values: HashMap<Value, BufferRef> = HashMap::new();
-        for &id in &schedule.order {
+        let mut values = HashMap::new();
+        self.calls(graph, &schedule.order, schedule, bound, label, &mut values)?;
+        self.deferred_writes(graph, &values);
+        Ok(values)
+    }
+
+    /// Lowers some of the nodes, whose operands are in `values` or among them.
+    fn calls(
+        &mut self,
+        graph: &Graph,
+        nodes: &[NodeId],
+        schedule: &Schedule,
+        bound: &HashMap<NodeId, BufferRef>,
+        label: Option<&str>,
+        values: &mut HashMap<Value, BufferRef>,
+    ) -> Result<()> {
+        for &id in nodes {
             let node = &graph.nodes()[id.index()];
             if let Some(&buffer) = bound.get(&id) {
                 values.insert(id.into(), buffer);
@@ -356,7 +396,11 @@ impl Lowering<'_> {
             let saved = names.filter(|(name, _)| **name == ATTENTION_LSE);
             self.plan.lse_buffers.extend(saved.map(|(_, &buffer)| (id, buffer)));
         }
-        // Writes that could not happen in place: only the last one of each leaf counts.
+        Ok(())
+    }
+
+    /// Writes that could not happen in place: only the last one of each leaf counts.
+    fn deferred_writes(&mut self, graph: &Graph, values: &HashMap<Value, BufferRef>) {
         for effect in graph.effects() {
             let (target, source) = (values[&effect.target.into()], values[&effect.value]);
             if target != source {
@@ -364,7 +408,6 @@ impl Lowering<'_> {
                 self.copy(target, source, ty, "deferred write");
             }
         }
-        Ok(values)
     }
 
     fn leaf(&mut self, node: &Node) -> BufferRef {

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::{BufferRef, ExecutionPlan, FORWARD_BACKWARD, OWN_SEGMENTS, Segment, StateBuffer};
+use super::{BufferRef, ExecutionPlan, FORWARD_BACKWARD, OWN_SEGMENTS, PREPARE, Segment, StateBuffer};
 use crate::error::{Error, Result};
 
 impl ExecutionPlan {
@@ -33,6 +33,7 @@ impl ExecutionPlan {
         }
         next.add_leaves(other, segment, &map);
         next.add_dispatches(other, segment, &map);
+        next.repeat_what_steps_change();
         next.recomputation = None;
         next.place_buffers(max_buffer_bytes)?;
         next.verify()?;
@@ -45,7 +46,8 @@ impl ExecutionPlan {
         other.verify()?;
         let refuse = |message: String, remedy: &str| Err(Error::misuse(message, remedy));
         let trains = |plan: &ExecutionPlan| !plan.gradient_buffers.is_empty();
-        if trains(self) || trains(other) || other.segments.iter().any(|s| s.name != FORWARD_BACKWARD) {
+        let is_forward = |name: &str| [PREPARE, FORWARD_BACKWARD].contains(&name);
+        if trains(self) || trains(other) || other.segments.iter().any(|s| !is_forward(&s.name)) {
             return refuse(
                 "plans that train, or that were merged already, cannot be merged into one session with others".into(),
                 "build both for inference, and merge the others into one of them",
@@ -195,12 +197,15 @@ impl ExecutionPlan {
     fn add_dispatches(&mut self, other: &ExecutionPlan, segment: &str, map: &HashMap<BufferRef, BufferRef>) {
         let first_source = self.sources.len() as u32;
         self.sources.extend(other.sources.iter().cloned());
-        self.segments.push(Segment {
-            name: segment.to_owned(),
-            first: self.dispatches.len(),
-            count: other.dispatches.len(),
-            skip_if: None,
-        });
+        let first = self.dispatches.len();
+        self.segments.extend(other.segments.iter().map(|s| Segment {
+            name: match s.once {
+                true => format!("{segment}.{}", s.name),
+                false => segment.to_owned(),
+            },
+            first: first + s.first,
+            ..s.clone()
+        }));
         self.dispatches.extend(other.dispatches.iter().map(|d| {
             let mut d = d.clone();
             for operand in d.inputs.iter_mut().chain(&mut d.outputs) {

@@ -21,6 +21,7 @@ impl ExecutionPlan {
                     first,
                     count: level.len(),
                     skip_if: segment.skip_if,
+                    once: false,
                 });
                 first += level.len();
                 origins.push(number);

@@ -12,6 +12,7 @@ mod levels;
 pub mod memory;
 pub mod optimizer;
 mod packed;
+mod prepare;
 mod source;
 mod stored;
 mod verify;
@@ -37,7 +38,7 @@ use crate::precision::Precision;
 use crate::shape::TensorType;
 
 /// Version of the plan's data model; raised with every incompatible change.
-pub const PLAN_VERSION: u32 = 7;
+pub const PLAN_VERSION: u32 = 8;
 
 /// Index of a logical buffer in [`ExecutionPlan::buffers`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -135,7 +136,7 @@ fn call_title(name: &str, attrs: &Attrs) -> String {
 /// A consecutive range of dispatches that a step may include or leave out.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Segment {
-    /// Name; see [`FORWARD_BACKWARD`], [`ACCUMULATE`], [`LOSS_SCALE`] and [`UPDATE`].
+    /// Name; see [`PREPARE`], [`FORWARD_BACKWARD`], [`ACCUMULATE`], [`LOSS_SCALE`] and [`UPDATE`].
     pub name: String,
     /// First dispatch.
     pub first: usize,
@@ -143,7 +144,14 @@ pub struct Segment {
     pub count: usize,
     /// An `f32` of the plan; where it is not 0 when the segment begins, no parameter and no state is written by it.
     pub skip_if: Option<BufferRef>,
+    /// Whether its results stay the same until a parameter or a state that it reads is written from outside. Such a segment
+    /// runs before the one that follows it, if one of them was.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub once: bool,
 }
+
+/// Segment that computes what depends on parameters, states and constants alone, for the forward pass behind it.
+pub const PREPARE: &str = "prepare";
 
 /// Segment that computes outputs and gradients.
 pub const FORWARD_BACKWARD: &str = "forward_backward";
@@ -154,7 +162,7 @@ pub const LOSS_SCALE: &str = "loss_scale";
 /// Segment that updates the parameters from the gradients, or from their averages.
 pub const UPDATE: &str = "update";
 /// Segments that a step may have; others are those of joined plans.
-pub(crate) const OWN_SEGMENTS: [&str; 4] = [FORWARD_BACKWARD, ACCUMULATE, LOSS_SCALE, UPDATE];
+pub(crate) const OWN_SEGMENTS: [&str; 5] = [PREPARE, FORWARD_BACKWARD, ACCUMULATE, LOSS_SCALE, UPDATE];
 
 impl Segment {
     /// Indices of its dispatches.

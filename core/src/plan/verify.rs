@@ -32,6 +32,7 @@ impl ExecutionPlan {
         }
         self.verify_tables()?;
         self.verify_segments()?;
+        self.verify_prepare()?;
         self.verify_memory()?;
         let repeated = self.recomputation.iter().flat_map(|r| &r.repeated);
         if let Some(index) = repeated.into_iter().find(|i| **i as usize >= self.dispatches.len()) {

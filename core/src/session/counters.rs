@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use super::Session;
+use crate::backend::Executable;
 
 /// Most steps whose outcome may be open. A device that lets more come together is waited for; so what is kept for them
 /// stays small, also where it says nonsense.

@@ -8,7 +8,7 @@ use super::Session;
 use crate::backend::{Executable, StepArgs};
 use crate::error::{Result, TensorKind};
 use crate::plan::memory::check_fit;
-use crate::plan::{ACCUMULATE, BufferRef, ExecutionPlan, FORWARD_BACKWARD, LOSS_SCALE, Segment, UPDATE};
+use crate::plan::{ACCUMULATE, BufferRef, ExecutionPlan, FORWARD_BACKWARD, LOSS_SCALE, PREPARE, Segment, UPDATE};
 
 /// Part of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,6 +80,9 @@ impl Session {
         self.settle();
         let (due, count) = self.due_segments();
         self.tensors.check_inputs_set(&due[..count])?;
+        // The copy has nothing that was prepared before.
+        let runs = |(i, s): (usize, &Segment)| s.name == PREPARE || due[..count].contains(&i);
+        let due: Vec<bool> = self.plan.segments.iter().enumerate().map(runs).collect();
         let (plan, segments) = self.plan.by_levels();
         check_fit(&plan, 0, self.device.capabilities())?;
         let mut copy = self.device.compile(&plan)?;
@@ -98,7 +101,7 @@ impl Session {
             return Ok(());
         }
         for (number, original) in segments.iter().enumerate() {
-            if !self.is_due(*original) {
+            if !due[*original] {
                 continue;
             }
             let args = StepArgs {
@@ -144,7 +147,7 @@ fn forward_dispatches(plan: &ExecutionPlan) -> Vec<bool> {
     let is_own = |s: &&Segment| {
         s.name
             .rsplit_once(' ')
-            .is_some_and(|(name, _)| name == FORWARD_BACKWARD)
+            .is_some_and(|(name, _)| [PREPARE, FORWARD_BACKWARD].contains(&name))
     };
     let own = plan.segments.iter().filter(is_own);
     let own: Vec<usize> = own.flat_map(Segment::range).collect();

@@ -16,6 +16,7 @@ mod read;
 mod statistics;
 mod summary;
 mod tensors;
+mod watched;
 mod weights;
 
 use std::collections::HashMap;
@@ -36,7 +37,9 @@ use crate::dtype::DType;
 use crate::error::{Error, Result, TensorKind, unwrap_report};
 use crate::ops::{SEED_SCALAR, STEP_SCALAR};
 use crate::plan::optimizer::Update;
-use crate::plan::{ACCUMULATE, BufferRef, ExecutionPlan, FORWARD_BACKWARD, LOSS_SCALE, OWN_SEGMENTS, UPDATE};
+use crate::plan::{
+    ACCUMULATE, BufferRef, ExecutionPlan, FORWARD_BACKWARD, LOSS_SCALE, OWN_SEGMENTS, PREPARE, Segment, UPDATE,
+};
 use crate::profiler::DeviceTrack;
 use crate::select;
 use crate::storage::scalar_bytes;
@@ -45,12 +48,13 @@ use optimizer::ActiveOptimizer;
 pub(crate) use prepare::check_kernels;
 use prepare::prepare;
 use tensors::Tensors;
+use watched::Watched;
 use weights::listed;
 
 /// A compiled plan with its memory on a device.
 pub struct Session {
     device: Arc<dyn Device>,
-    executable: Box<dyn Executable>,
+    executable: Box<Watched>,
     plan: ExecutionPlan,
     tensors: Tensors,
     optimizer: Option<ActiveOptimizer>,
@@ -357,10 +361,11 @@ impl Session {
     /// # Errors
     /// As [`Session::try_step`]; no such segment.
     pub fn try_step_of(&mut self, segment: &str) -> Result<()> {
+        let is_merged = |s: &Segment| !s.once && !OWN_SEGMENTS.contains(&s.name.as_str());
         let number = self.plan.segments.iter().position(|s| s.name == segment);
-        let Some(number) = number.filter(|_| !OWN_SEGMENTS.contains(&segment)) else {
-            let known = self.plan.segments.iter().map(|s| s.name.as_str());
-            let known: Vec<&str> = known.filter(|name| !OWN_SEGMENTS.contains(name)).collect();
+        let Some(number) = number.filter(|&number| is_merged(&self.plan.segments[number])) else {
+            let known = self.plan.segments.iter().filter(|s| is_merged(s));
+            let known: Vec<&str> = known.map(|s| s.name.as_str()).collect();
             return Err(Error::misuse(
                 format!("no plan was merged into this session as segment '{segment}'"),
                 format!("there are: {}", known.join(", ")),
@@ -376,7 +381,7 @@ impl Session {
         // What is due follows from the counters, which a step that was given up takes back.
         self.settle();
         let (segments, count) = match segment {
-            Some(segment) => ([segment; OWN_SEGMENTS.len()], 1),
+            Some(segment) => self.with_preparation(segment),
             None => self.due_segments(),
         };
         let segments = &segments[..count];
@@ -420,7 +425,7 @@ impl Session {
     }
 
     /// The segments of the next step, and how many there are.
-    fn due_segments(&self) -> ([usize; OWN_SEGMENTS.len()], usize) {
+    fn due_segments(&mut self) -> ([usize; OWN_SEGMENTS.len()], usize) {
         let mut segments = [0; OWN_SEGMENTS.len()];
         let mut count = 0;
         for i in 0..self.plan.segments.len() {
@@ -432,10 +437,23 @@ impl Session {
         (segments, count)
     }
 
+    /// A segment of a merged plan, behind the one that prepares it, if that has to run.
+    fn with_preparation(&mut self, segment: usize) -> ([usize; OWN_SEGMENTS.len()], usize) {
+        let mut segments = [segment; OWN_SEGMENTS.len()];
+        match self.plan.prepared_by(segment) {
+            Some(before) if self.executable.is_stale(before) => {
+                segments[0] = before;
+                (segments, 2)
+            }
+            _ => (segments, 1),
+        }
+    }
+
     /// Whether a segment of the plan is part of the next step.
-    fn is_due(&self, segment: usize) -> bool {
+    fn is_due(&mut self, segment: usize) -> bool {
         let active = self.optimizer.as_ref().filter(|active| !active.paused);
         match self.plan.segments[segment].name.as_str() {
+            PREPARE => self.executable.is_stale(segment),
             FORWARD_BACKWARD => true,
             ACCUMULATE => active.is_some(),
             LOSS_SCALE | UPDATE => active.is_some_and(ActiveOptimizer::is_due),

@@ -4,6 +4,7 @@ use super::Session;
 use super::counters::Unsettled;
 use super::prepare::prepare;
 use super::tensors::Tensors;
+use crate::backend::Executable;
 use crate::error::{Error, Result, TensorKind, unwrap_report};
 use crate::plan::optimizer::{
     ACCUMULATION_KEEP, ACCUMULATION_SCALE, Adam, CLIP_LIMIT, GradientClip, Optimizer, Sgd, Update, attach,

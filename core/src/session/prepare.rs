@@ -1,19 +1,20 @@
 //! From a plan to something that runs.
 
-use crate::backend::{Device, Executable, Support};
+use super::watched::Watched;
+use crate::backend::{Device, Support};
 use crate::debug::DebugOptions;
 use crate::error::{Error, MissingKernel, Result};
 use crate::plan::ExecutionPlan;
 use crate::plan::memory::check_fit;
 
 /// Compiles a plan as the options want it, after checking that the device has room and kernels for it.
-pub(super) fn prepare(device: &dyn Device, plan: &ExecutionPlan, debug: &DebugOptions) -> Result<Box<dyn Executable>> {
+pub(super) fn prepare(device: &dyn Device, plan: &ExecutionPlan, debug: &DebugOptions) -> Result<Box<Watched>> {
     let _span = tracing::debug_span!("prepare", dispatches = plan.dispatches.len()).entered();
     let plan = &*debug.applied(plan);
     // Of what there is beside the buffers, only the backend knows, once it has its kernels.
     check_fit(plan, 0, device.capabilities())?;
     debug.dump_kernels(device, plan)?;
-    device.compile(plan)
+    Ok(Box::new(Watched::new(device.compile(plan)?, plan)))
 }
 
 /// A plan may list only kernels that the device has.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Session;
-use crate::backend::PassTiming;
+use crate::backend::{Executable, PassTiming};
 use crate::profiler::{self, DeviceTrack};
 
 /// Times of equal passes together.

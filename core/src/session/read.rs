@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use super::weights::listed;
 use super::{Session, bytes_of_mut};
+use crate::backend::Executable;
 use crate::dtype::DType;
 use crate::error::{Error, Result, TensorKind, unwrap_report};
 use crate::plan::BufferRef;

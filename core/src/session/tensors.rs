@@ -170,10 +170,12 @@ fn users(plan: &ExecutionPlan, name: &str, buffer: BufferRef) -> Vec<usize> {
         dispatches.iter().any(|d| d.inputs.iter().any(|o| o.buffer == buffer))
     };
     let is_of = |s: &Segment| {
-        !OWN_SEGMENTS.contains(&s.name.as_str())
+        !s.once
+            && !OWN_SEGMENTS.contains(&s.name.as_str())
             && name.strip_prefix(s.name.as_str()).is_some_and(|n| n.starts_with('.'))
     };
-    let home = plan.segments.iter().position(is_of).unwrap_or(0);
+    let own = || plan.segments.iter().position(|s| !s.once);
+    let home = plan.segments.iter().position(is_of).or_else(own).unwrap_or(0);
     let is_output = plan.output_buffers.contains(&buffer);
     let segments = plan.segments.iter().enumerate();
     let users = segments.filter(|(i, s)| reads(s) || *i == home && is_output);

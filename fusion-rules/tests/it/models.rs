@@ -84,7 +84,7 @@ fn prepared(graph: &Graph, mode: Mode) -> (Graph, OptimizeReport) {
 #[track_caller]
 fn check(graph: &Graph, tolerance: f64) {
     graph.verify().unwrap_or_else(|e| panic!("{e}"));
-    assert_eq!(meganeura_rules::rule_sets().len(), 8, "the rules are linked");
+    assert_eq!(meganeura_rules::rule_sets().len(), 9, "the rules are linked");
     for mode in [Mode::Training, Mode::Inference] {
         let plain = match mode {
             Mode::Training => try_differentiate(graph),
@@ -177,7 +177,7 @@ fn resnet() {
 /// Training a real language model is within all budgets but time, which depends on the machine.
 #[test]
 fn a_whole_language_model_is_extracted_exactly() {
-    assert_eq!(meganeura_rules::rule_sets().len(), 8, "the rules are linked");
+    assert_eq!(meganeura_rules::rule_sets().len(), 9, "the rules are linked");
     let model = preset("smollm2-135m").expect("a preset");
     let (_, report) = prepared(&model.graph(model.rows), Mode::Training);
     assert!(report.fusions.len() > 100, "{report}");

@@ -89,4 +89,4 @@ macro_rules! sets {
     };
 }
 
-sets! { algebra attention matmul norm packing parts pooling swiglu }
+sets! { algebra attention convolution matmul norm packing parts pooling swiglu }

@@ -289,6 +289,11 @@ impl Opened {
         plan.loss_scaling = rewrite.loss_scaling(self.mode);
         drop(lower);
         let capabilities = device.capabilities();
+        // What is kept between steps takes memory that a budget may not have.
+        if !rewrite.prepare || rewrite.memory_budget.is_some() {
+            plan = plan.without_prepare();
+            plan.place_buffers(capabilities.max_buffer_bytes)?;
+        }
         let finish = |plan: &mut ExecutionPlan| match &self.optimizer {
             Some(optimizer) => attach(plan, optimizer, &**device),
             None => plan.place_buffers(capabilities.max_buffer_bytes),

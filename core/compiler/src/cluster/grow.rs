@@ -47,15 +47,17 @@ struct Growth<'a> {
     /// Unit of each node that may be merged.
     unit_of: Vec<Option<usize>>,
     units: Vec<Option<Unit>>,
+    /// Whether steps leave each node alone: the units of such nodes are apart from the others.
+    invariant: Vec<bool>,
     launch_ps: f64,
     ps_per_byte: f64,
 }
 
-/// Finds the clusters of a graph.
+/// Finds the clusters of a graph. `invariant` says of each node whether steps leave it alone.
 ///
 /// # Errors
 /// A cycle.
-pub(super) fn grow(graph: &Graph, target: &dyn Target) -> Result<Vec<Grown>> {
+pub(super) fn grow(graph: &Graph, target: &dyn Target, invariant: Vec<bool>) -> Result<Vec<Grown>> {
     let order = graph.topological_order()?;
     let mut place = vec![0; order.len()];
     for (i, id) in order.iter().enumerate() {
@@ -69,6 +71,7 @@ pub(super) fn grow(graph: &Graph, target: &dyn Target) -> Result<Vec<Grown>> {
         place,
         unit_of: vec![None; order.len()],
         units: Vec::new(),
+        invariant,
         launch_ps: model.launch.as_secs_f64() * 1e12,
         ps_per_byte: 1e12 / model.bytes_per_second.max(1.0),
     };
@@ -160,7 +163,8 @@ impl Growth<'_> {
                 continue;
             };
             let whole = first.domain == elements && second.domain == elements;
-            if a == b || !whole || first.anchor.is_some() || second.anchor.is_some() {
+            let alike = whole && self.are_alike(first, second);
+            if a == b || !alike || first.anchor.is_some() || second.anchor.is_some() {
                 continue;
             }
             if !self.leads_to(a, b) && !self.leads_to(b, a) {
@@ -223,7 +227,7 @@ impl Growth<'_> {
         let (Some(first), Some(second)) = (&self.units[a], &self.units[b]) else {
             return false;
         };
-        if first.members.len() + second.members.len() > MAX_MEMBERS {
+        if first.members.len() + second.members.len() > MAX_MEMBERS || !self.are_alike(first, second) {
             return false;
         }
         // Nothing follows a reduction, and there is one of them, or one product, at most.
@@ -233,6 +237,12 @@ impl Growth<'_> {
             (Some(Fusing::Reduction), _) | (Some(_), Some(_)) => false,
             _ => first.domain == second.domain || first.domain == 1,
         }
+    }
+
+    /// Whether both change in each step, or neither.
+    fn are_alike(&self, first: &Unit, second: &Unit) -> bool {
+        let is_invariant = |unit: &Unit| unit.members.iter().all(|m| self.invariant[m.index()]);
+        is_invariant(first) == is_invariant(second)
     }
 
     /// Whether a path leads from `a` to `b` other than directly, or through views that `b` reads.

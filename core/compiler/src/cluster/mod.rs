@@ -18,7 +18,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use crate::rewrite::Target;
+use crate::rewrite::{Pass, Target};
 use meganeura_core::error::Result;
 use meganeura_core::graph::{Graph, NodeId};
 
@@ -84,9 +84,21 @@ impl fmt::Display for ClusterReport {
 /// # Errors
 /// What [`Graph::verify`] finds.
 pub fn cluster(graph: &Graph, target: &dyn Target) -> Result<(Graph, ClusterReport)> {
+    let pass = match graph.gradients().is_empty() {
+        true => Pass::Inference,
+        false => Pass::Backward,
+    };
+    cluster_pass(graph, target, pass)
+}
+
+/// [`cluster`] for a pass: in inference, what steps leave alone is not clustered with what they compute.
+///
+/// # Errors
+/// What [`Graph::verify`] finds.
+pub(crate) fn cluster_pass(graph: &Graph, target: &dyn Target, pass: Pass) -> Result<(Graph, ClusterReport)> {
     graph.verify()?;
     let start = Instant::now();
-    let clusters = grow::grow(graph, target)?;
+    let clusters = grow::grow(graph, target, pass.invariant_nodes(graph)?)?;
     let emitted = emit::emit(graph, clusters)?;
     emitted.graph.verify()?;
     let report = ClusterReport {

@@ -39,6 +39,7 @@ pub fn apply_rules(graph: &mut Graph, titles: &[&str]) -> Result<usize> {
         // The caller says that the rules are wanted: those for inference too.
         caps: ["inference", "training"].map(str::to_owned).into_iter().collect(),
         pack_group: &group,
+        invariant: Vec::new(),
     };
     let unlimited = Budget {
         steps: u64::MAX,

@@ -14,7 +14,7 @@ use super::rule::Rule;
 use super::terms::{Label, TermId, Terms};
 use super::{Request, pack_group};
 use meganeura_core::attrs::Attrs;
-use meganeura_core::cost::{call_cost, graph_cost};
+use meganeura_core::cost::{INVARIANT_COST, call_cost};
 use meganeura_core::error::Result;
 use meganeura_core::graph::{Graph, NodeId, Value};
 use meganeura_core::ops::Call;
@@ -50,6 +50,9 @@ pub(super) fn rewrite(graph: &Graph, rules: &[Arc<Rule>], caps: &[&str], request
         }
         let inputs: Vec<TensorType> = children.iter().flat_map(|&c| terms.types(c).cloned()).collect();
         let key = (op.get().name(), attrs.clone(), inputs);
+        if terms.is_kept(id) {
+            return INVARIANT_COST;
+        }
         if let Some(&price) = known.borrow().get(&key) {
             return price;
         }
@@ -67,6 +70,7 @@ pub(super) fn rewrite(graph: &Graph, rules: &[Arc<Rule>], caps: &[&str], request
     let world = World {
         caps: caps.iter().map(|cap| (*cap).to_owned()).collect(),
         pack_group: &group,
+        invariant: request.pass.invariant_nodes(graph)?,
     };
     let budget = Budget {
         steps: request.config.steps,
@@ -97,7 +101,7 @@ pub(super) fn rewrite(graph: &Graph, rules: &[Arc<Rule>], caps: &[&str], request
     });
     Ok(Baseline {
         fusions: fusions.collect(),
-        cost: graph_cost(&packed, request.target)?,
+        cost: request.pass.cost(&packed, request.target)?,
         graph: packed,
     })
 }

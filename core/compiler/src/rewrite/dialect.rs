@@ -34,6 +34,7 @@ const PRELUDE: &str = r#"
 (function cols (i64) i64 :no-merge)
 (function numel (i64) i64 :no-merge)
 (function dim (i64 i64) i64 :no-merge)
+(function along (i64 i64) String :no-merge)
 (function dtype (i64) String :no-merge)
 (function last-axis (i64) String :no-merge)
 (function swap-last (i64) String :no-merge)

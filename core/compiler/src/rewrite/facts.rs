@@ -28,6 +28,8 @@ pub(super) enum FactName {
     Numel,
     /// `(dim t axis)`: size of an axis, counted from the first.
     Dim,
+    /// `(along t axis)`: the shape in which a vector of that axis broadcasts against the tensor, without leading ones.
+    Along,
     /// `(dtype t)`.
     DType,
     /// `(last-axis t)`: the list of the last axis alone.
@@ -52,6 +54,7 @@ pub(super) const FACTS: &[Declaration] = &[
     ("cols", FactName::Cols, &[Sort::Int], Sort::Int),
     ("numel", FactName::Numel, &[Sort::Int], Sort::Int),
     ("dim", FactName::Dim, &[Sort::Int, Sort::Int], Sort::Int),
+    ("along", FactName::Along, &[Sort::Int, Sort::Int], Sort::Str),
     ("dtype", FactName::DType, &[Sort::Int], Sort::Str),
     ("last-axis", FactName::LastAxis, &[Sort::Int], Sort::Str),
     ("swap-last", FactName::SwapLast, &[Sort::Int], Sort::Str),
@@ -70,7 +73,7 @@ pub(super) const OF_TYPE: &[(&str, FactName)] = &[
 ];
 
 /// A fact about a type; `None` where the type has no such value (rows of a vector), so that a pattern that asks
-/// for it does not match. `axis` is the second argument of [`FactName::Dim`].
+/// for it does not match. `axis` is the second argument of [`FactName::Dim`] and [`FactName::Along`].
 pub(super) fn of_type(fact: FactName, ty: &TensorType, axis: Option<i64>) -> Option<Scalar> {
     let dims = ty.shape.dims();
     let rank = dims.len();
@@ -81,6 +84,11 @@ pub(super) fn of_type(fact: FactName, ty: &TensorType, axis: Option<i64>) -> Opt
         FactName::Cols => from_last(1),
         FactName::Numel => Some(ty.numel() as i64),
         FactName::Dim => dims.get(usize::try_from(axis?).ok()?).map(|&d| d as i64),
+        FactName::Along => {
+            let mut shape: Vec<i64> = dims.get(usize::try_from(axis?).ok()?..)?.iter().map(|_| 1).collect();
+            *shape.first_mut()? = *dims.get(usize::try_from(axis?).ok()?)? as i64;
+            return Some(Scalar::Str(ints_text(&shape).into()));
+        }
         FactName::DType => return Some(Scalar::Str(ty.dtype.name().into())),
         FactName::LastAxis => {
             let last = rank.checked_sub(1)?;
@@ -135,6 +143,9 @@ mod tests {
         assert_eq!(of_type(FactName::Dim, &t, Some(0)), int(2));
         assert_eq!(of_type(FactName::Dim, &t, Some(3)), None);
         assert_eq!(of_type(FactName::Dim, &t, Some(-1)), None);
+        assert_eq!(of_type(FactName::Along, &t, Some(0)), text("[2, 1, 1]"));
+        assert_eq!(of_type(FactName::Along, &t, Some(1)), text("[3, 1]"));
+        assert_eq!(of_type(FactName::Along, &t, Some(3)), None);
         assert_eq!(of_type(FactName::SwapLast, &t, None), text("[0, 2, 1]"));
         assert_eq!(of_type(FactName::LastAxis, &t, None), text("[2]"));
         assert_eq!(of_type(FactName::DType, &t, None), text("f32"));

@@ -30,6 +30,8 @@ pub(super) struct World<'a> {
     pub(super) caps: HashSet<String>,
     /// Group of parameters that may be stored together.
     pub(super) pack_group: &'a dyn Fn(NodeId) -> Option<i64>,
+    /// For each node of the graph whether steps leave it alone; empty if none is.
+    pub(super) invariant: Vec<bool>,
 }
 
 #[derive(Clone, Copy, Debug)]

@@ -47,7 +47,7 @@ use std::time::{Duration, Instant};
 
 pub use apply::apply_rules;
 pub use meganeura_core::config::RewriteConfig;
-pub use meganeura_core::cost::{Simulated, Target, call_cost, graph_cost};
+pub use meganeura_core::cost::{Simulated, Target, call_cost, graph_cost, step_cost};
 pub use meganeura_core::rule_set::{Applies, RuleSet};
 pub use outcome::{Fusion, OptimizeReport};
 pub use pack::{pack_calls, pack_parameters};
@@ -76,6 +76,28 @@ pub enum Pass {
 }
 
 impl Pass {
+    /// Price of a graph of this pass: of a step, or of all of it.
+    ///
+    /// # Errors
+    /// A cycle.
+    pub fn cost(self, graph: &Graph, target: &dyn Target) -> Result<u64> {
+        match self {
+            Pass::Inference => step_cost(graph, target),
+            Pass::Forward | Pass::Backward => graph_cost(graph, target),
+        }
+    }
+
+    /// For each node of a graph of this pass whether steps leave it alone ([`Graph::invariant_nodes`]): in training, none.
+    ///
+    /// # Errors
+    /// A cycle.
+    pub fn invariant_nodes(self, graph: &Graph) -> Result<Vec<bool>> {
+        match self {
+            Pass::Inference => graph.invariant_nodes(),
+            Pass::Forward | Pass::Backward => Ok(vec![false; graph.nodes().len()]),
+        }
+    }
+
     fn takes(self, phase: Phase) -> bool {
         match self {
             Pass::Forward => phase != Phase::AfterAutodiff,
@@ -137,7 +159,7 @@ pub fn rewrite(graph: &Graph, request: &Request) -> Result<(Graph, OptimizeRepor
         .any(|n| matches!(n.kind, NodeKind::Parameter { .. }));
     if rules.is_empty() && !parameters {
         report.extraction_exact = true;
-        report.cost_before_ps = graph_cost(graph, request.target)?;
+        report.cost_before_ps = request.pass.cost(graph, request.target)?;
         report.cost_after_ps = report.cost_before_ps;
         report.greedy_cost_ps = request.config.baseline.then_some(report.cost_before_ps);
         return Ok((graph.clone(), report));
@@ -164,7 +186,7 @@ pub fn rewrite(graph: &Graph, request: &Request) -> Result<(Graph, OptimizeRepor
     let start = Instant::now();
     let mut chosen = choose(graph, &mut state, request, &mut report)?;
     report.extract_time = start.elapsed();
-    report.cost_before_ps = graph_cost(graph, request.target)?;
+    report.cost_before_ps = request.pass.cost(graph, request.target)?;
     if request.config.baseline || report.budget_hit.is_some() {
         let baseline = baseline::rewrite(graph, &dialect.rules, setting.caps, request)?;
         report.greedy_cost_ps = Some(baseline.cost);
@@ -184,7 +206,7 @@ pub fn rewrite(graph: &Graph, request: &Request) -> Result<(Graph, OptimizeRepor
 /// The cheapest graph in a saturated e-graph; the report learns of its cost and its fusions.
 fn choose(graph: &Graph, state: &mut State, request: &Request, report: &mut OptimizeReport) -> Result<Graph> {
     let mut costs = Costs::new(request.target);
-    let snapshot = Snapshot::new(state, &mut costs)?;
+    let snapshot = Snapshot::new(state, &mut costs, &request.pass.invariant_nodes(graph)?)?;
     report.num_eclasses = snapshot.classes.len();
     report.num_enodes = snapshot.num_enodes;
     let groups = state.class_facts("pack-group")?;
@@ -200,7 +222,7 @@ fn choose(graph: &Graph, state: &mut State, request: &Request, report: &mut Opti
     let decoded = decode::decode(graph, state, &snapshot, &problem, &extraction.selection)?;
     let (packed, moved) =
         pack::pack_calls_mapped(&decoded.graph, &|id| decoded.packed.contains(&id), request.group_of)?;
-    report.cost_after_ps = graph_cost(&packed, request.target)?;
+    report.cost_after_ps = request.pass.cost(&packed, request.target)?;
     report.fusions = report::Fusions {
         graph,
         state,

@@ -6,8 +6,9 @@ use super::cost::Costs;
 use super::problem::{Choice, Problem};
 use super::state::{ClassKey, State};
 use super::types::{ClassType, Label, LabelId, TypeId};
+use meganeura_core::cost::INVARIANT_COST;
 use meganeura_core::error::Result;
-use meganeura_core::graph::{Graph, Value};
+use meganeura_core::graph::{Graph, Value, may_be_kept};
 
 /// An e-node.
 #[derive(Clone, Debug)]
@@ -32,7 +33,8 @@ pub(super) struct Snapshot {
 const PACKED: u32 = u32::MAX;
 
 impl Snapshot {
-    pub(super) fn new(state: &mut State, costs: &mut Costs) -> Result<Self> {
+    /// The classes of a saturated e-graph. `invariant` says of the graph's nodes whether steps leave them alone.
+    pub(super) fn new(state: &mut State, costs: &mut Costs, invariant: &[bool]) -> Result<Self> {
         let rows = state.rows()?;
         let mut index: FxHashMap<ClassKey, u32> = FxHashMap::default();
         let mut snapshot = Snapshot {
@@ -60,23 +62,68 @@ impl Snapshot {
             let class = class_of(&mut snapshot, key);
             snapshot.values.insert(value, class);
         }
-        snapshot.price(state, costs);
+        let kept = snapshot.invariant_classes(state, invariant);
+        snapshot.price(state, costs, &kept);
         Ok(snapshot)
     }
 
-    fn price(&mut self, state: &State, costs: &mut Costs) {
+    /// Types of the operands of an e-node.
+    fn operands(&self, node: &Node) -> Vec<TypeId> {
+        let types = node.children.iter().filter_map(|&c| self.types[c as usize].as_ref());
+        types.flat_map(|t| t.as_list().iter().copied()).collect()
+    }
+
+    /// Whether each class has an e-node that steps leave alone: the leaves that `invariant` names, and what is computed from
+    /// nothing else, as [`Graph::invariant_nodes`] has it.
+    fn invariant_classes(&self, state: &State, invariant: &[bool]) -> Vec<bool> {
+        let mut kept = vec![false; self.classes.len()];
+        if !invariant.contains(&true) {
+            return kept;
+        }
+        loop {
+            let mut changed = false;
+            for class in 0..self.classes.len() {
+                if !kept[class]
+                    && self.classes[class]
+                        .iter()
+                        .any(|n| self.is_kept(state, class, n, invariant, &kept))
+                {
+                    kept[class] = true;
+                    changed = true;
+                }
+            }
+            if !changed {
+                return kept;
+            }
+        }
+    }
+
+    fn is_kept(&self, state: &State, class: usize, node: &Node, invariant: &[bool], kept: &[bool]) -> bool {
+        let of_kept = || node.children.iter().all(|&c| kept[c as usize]);
+        match state.labels.get(node.label) {
+            Label::Leaf(id) => invariant.get(id.index()) == Some(&true),
+            Label::Pinned(_) => false,
+            Label::Get(_) => of_kept(),
+            Label::Call(..) => {
+                of_kept() && {
+                    let ty = |&id: &TypeId| state.types.get(id);
+                    let operands = self.operands(node);
+                    let results = self.types[class].as_ref().map_or(&[][..], |t| t.as_list());
+                    may_be_kept(operands.iter().map(ty), results.iter().map(ty))
+                }
+            }
+        }
+    }
+
+    fn price(&mut self, state: &State, costs: &mut Costs, kept: &[bool]) {
         for class in 0..self.classes.len() {
             let results: Vec<TypeId> = self.types[class].as_ref().map_or(Vec::new(), |t| t.as_list().to_vec());
             for at in 0..self.classes[class].len() {
                 let node = &self.classes[class][at];
-                let operands = node
-                    .children
-                    .iter()
-                    .filter_map(|&c| self.types[c as usize].as_ref())
-                    .flat_map(|t| t.as_list().iter().copied())
-                    .collect();
-                let cost = costs.call(&state.labels, &state.types, node.label, operands, &results);
-                self.classes[class][at].cost = cost;
+                let cost = costs.call(&state.labels, &state.types, node.label, self.operands(node), &results);
+                // What grows what it is made of is computed in each step, even where the class has another form.
+                let is_kept = self.is_kept(state, class, node, &[], kept);
+                self.classes[class][at].cost = if is_kept { cost.min(INVARIANT_COST) } else { cost };
             }
         }
     }

@@ -9,7 +9,7 @@ use rustc_hash::FxHashMap;
 use super::attr::{self, Constructor};
 use super::columns;
 use super::dialect::{Dialect, LEAVES, leaf_constructor, opaque_declaration, opaque_is_declared, opaque_name};
-use super::facts;
+use super::facts::{self, FactName};
 use super::scalar::Scalar;
 use super::types::{ClassType, Inference, Label, LabelId, Labels, TypeId, Types};
 use meganeura_core::error::{Error, Result};
@@ -222,6 +222,9 @@ impl State {
             }
             for (axis, &dim) in ty.shape.iter().enumerate() {
                 fs.set("dim", (id, axis as i64), dim as i64)?;
+                if let Some(Scalar::Str(shape)) = facts::of_type(FactName::Along, ty, Some(axis as i64)) {
+                    fs.set("along", (id, axis as i64), shape.to_string())?;
+                }
             }
         }
         Ok(())

@@ -2,6 +2,7 @@
 //! that it should have, and computes the same.
 
 mod algebra;
+mod convolution;
 mod fusion;
 mod packing;
 mod parts;

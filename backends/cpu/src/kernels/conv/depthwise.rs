@@ -2,7 +2,9 @@
 
 use meganeura_core::ops::Conv2dDims;
 
+use super::forward::Operands;
 use super::plane::{Axis, LANES, Plane, lanes};
+use super::sizes::aligned;
 use crate::kernel::{CompileCx, Compiled, RunCx, Task, rows_per_task};
 use crate::vmath::{Isa, Level, mul_add, multiversion};
 
@@ -40,18 +42,19 @@ unsafe fn private<'a>(cx: &RunCx, len: usize) -> &'a mut [f32] {
     unsafe { std::slice::from_raw_parts_mut(cx.private, len) }
 }
 
-pub(super) fn forward(cx: &CompileCx, dims: Conv2dDims) -> Compiled {
-    let (x, w, y) = (cx.input::<f32>(0), cx.input::<f32>(1), cx.output::<f32>(0));
+pub(super) fn forward(level: Level, dims: Conv2dDims, operands: Operands) -> Compiled {
+    let (x, w, y) = (operands.x, operands.w, operands.y);
     let [rows, columns] = axes(&dims);
     let plane = Plane::new(rows, columns);
-    let (taps, level) = (plane.taps.len(), cx.level);
+    let taps = plane.taps.len();
     let multiplier = dims.o / dims.c;
     let items = dims.n * dims.o * plane.strips();
     let per_task = rows_per_task(plane.windows() * taps / plane.strips().max(1));
-    let scratch_len = plane.scratch_len();
+    let scratch_len = aligned(plane.scratch_len());
+    let private_len = scratch_len + operands.epilogue_scratch();
     let task = Task {
         tasks: items.div_ceil(per_task),
-        nanos: nanos(&dims),
+        nanos: nanos(&dims) + operands.epilogue_nanos(),
         body: move |task: usize, cx: &RunCx| {
             // SAFETY: asked for below, borrowed here alone.
             let scratch = unsafe { private(cx, scratch_len) };
@@ -72,13 +75,18 @@ pub(super) fn forward(cx: &CompileCx, dims: Conv2dDims) -> Compiled {
                 y.fill(0.0);
                 plane.load(x, &strip, 0.0, scratch);
                 plane.correlate(level, scratch, &strip, w, y);
+                // SAFETY: computed above; the scratch is behind that of the convolution.
+                unsafe {
+                    let elements = out + strip.start * width..out + strip.end * width;
+                    operands.go_on(elements, cx.private.add(scratch_len));
+                }
             }
         },
     };
     Compiled {
         phases: vec![Box::new(task)],
         shared: 0,
-        private: scratch_len,
+        private: private_len,
     }
 }
 

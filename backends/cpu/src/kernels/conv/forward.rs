@@ -1,5 +1,6 @@
 //! `y = w * patches(x)` for each image and group.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use meganeura_core::ops::Conv2dDims;
@@ -19,30 +20,107 @@ const MAX_SHARED: usize = 8 * 1024 * 1024;
 
 pub(super) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
     let dims = Conv2dDims::of_conv2d(&cx.call())?;
-    if depthwise::applies(&dims) {
-        return Ok(depthwise::forward(cx, dims));
-    }
+    Ok(convolution(cx, &dims, [cx.input(0), cx.input(1)], cx.output(0), None))
+}
+
+/// What is done with parts of a result while they are in the cache.
+pub(in crate::kernels) trait Epilogue: Send + Sync {
+    /// `f32`s of scratch.
+    fn scratch(&self) -> usize;
+
+    /// Estimated duration for the whole result.
+    fn nanos(&self) -> u64;
+
+    /// Goes over neighbouring elements of the result.
+    ///
+    /// # Safety
+    /// The elements are computed, nobody else touches them meanwhile, and the scratch is as long as asked for and the
+    /// caller's own.
+    unsafe fn run(&self, elements: Range<usize>, scratch: *mut f32);
+}
+
+/// A convolution `y` of `[x, w]`, and what follows it.
+pub(in crate::kernels) fn convolution(
+    cx: &CompileCx,
+    dims: &Conv2dDims,
+    [x, w]: [View<f32>; 2],
+    y: View<f32>,
+    epilogue: Option<Arc<dyn Epilogue>>,
+) -> Compiled {
+    let window = Window::new(dims);
     let operands = Operands {
-        sizes: Sizes::new(&dims),
-        x: cx.input(0),
-        w: cx.input(1),
-        y: cx.output(0),
+        sizes: Sizes::new(dims),
+        x,
+        w,
+        y,
+        epilogue,
     };
+    if depthwise::applies(dims) {
+        return depthwise::forward(cx.level, *dims, operands);
+    }
     let sizes = &operands.sizes;
     let wanted = sizes.wanted_tasks().div_ceil(sizes.matmuls().max(1));
     let strips = Strips::new(sizes.windows, wanted, STRIP_LEN / sizes.patch().max(1));
     let patches = sizes.matmuls() * sizes.patch() * sizes.windows;
     if sizes.matmuls() * strips.count() < 4 && sizes.flops >= LARGE_FLOPS && patches <= MAX_SHARED {
-        return Ok(together(operands, Window::new(&dims)));
+        return together(operands, window);
     }
-    Ok(by_strips(operands, Window::new(&dims), strips))
+    by_strips(operands, window, strips)
 }
 
-struct Operands {
+pub(super) struct Operands {
     sizes: Sizes,
-    x: View<f32>,
-    w: View<f32>,
-    y: View<f32>,
+    pub(super) x: View<f32>,
+    pub(super) w: View<f32>,
+    pub(super) y: View<f32>,
+    epilogue: Option<Arc<dyn Epilogue>>,
+}
+
+impl Operands {
+    /// `f32`s of scratch that the epilogue needs.
+    pub(super) fn epilogue_scratch(&self) -> usize {
+        self.epilogue.as_ref().map_or(0, |e| aligned(e.scratch()))
+    }
+
+    /// Estimated duration with what follows.
+    fn nanos(&self) -> u64 {
+        self.sizes.nanos() + self.epilogue_nanos()
+    }
+
+    pub(super) fn epilogue_nanos(&self) -> u64 {
+        self.epilogue.as_ref().map_or(0, |e| e.nanos())
+    }
+
+    /// Goes on with neighbouring elements of the result.
+    ///
+    /// # Safety
+    /// As [`Epilogue::run`].
+    pub(super) unsafe fn go_on(&self, elements: Range<usize>, scratch: *mut f32) {
+        if let Some(epilogue) = &self.epilogue {
+            // SAFETY: forwarded.
+            unsafe { epilogue.run(elements, scratch) };
+        }
+    }
+
+    /// Goes on with windows of some output channels of an image and group.
+    ///
+    /// # Safety
+    /// As [`Epilogue::run`].
+    unsafe fn go_on_with(&self, matmul: usize, channels: Range<usize>, windows: &Range<usize>, scratch: *mut f32) {
+        if self.epilogue.is_none() {
+            return;
+        }
+        let at = |channel: usize, window: usize| self.sizes.output_at(matmul) + channel * self.sizes.windows + window;
+        // SAFETY: forwarded; parts of different channels are different elements.
+        unsafe {
+            if windows.len() == self.sizes.windows {
+                return self.go_on(at(channels.start, 0)..at(channels.end, 0), scratch);
+            }
+            for channel in channels {
+                self.go_on(at(channel, windows.start)..at(channel, windows.end), scratch);
+            }
+        }
+    }
 }
 
 impl Sizes {
@@ -65,13 +143,14 @@ impl Sizes {
 
 /// A task for each strip of each image and group, which unfolds and multiplies in its own scratch.
 fn by_strips(operands: Operands, window: Window, strips: Strips) -> Compiled {
-    let Operands { sizes, x, w, y } = operands;
+    let (sizes, x, w, y) = (operands.sizes, operands.x, operands.w, operands.y);
     // Rows of pointwise patches can be read where they are, unless they would share too few cache sets.
     let direct = sizes.pointwise && !sizes.windows.is_multiple_of(CROWDING);
     let row_len = if direct { sizes.windows } else { strips.row_len() };
     let matmul = StripMatmul::new(strips, |len| sizes.forward_spec(len, row_len));
     let patches_len = if direct { 0 } else { aligned(sizes.patch() * row_len) };
-    let private = patches_len + matmul.scratch_len();
+    let epilogue_at = patches_len + aligned(matmul.scratch_len());
+    let (private, nanos) = (epilogue_at + operands.epilogue_scratch(), operands.nanos());
     let body = move |task: usize, cx: &RunCx| {
         let (image, strip) = (task / strips.count(), task % strips.count());
         let range = strips.range(strip);
@@ -93,11 +172,12 @@ fn by_strips(operands: Operands, window: Window, strips: Strips) -> Compiled {
             let weights = w.as_ptr().add(sizes.weight_at(image));
             let out = y.as_ptr().add(sizes.output_at(image) + range.start);
             matmul.run(strip, weights, patches, out, cx.private.add(patches_len));
+            operands.go_on_with(image, 0..sizes.outputs, &range, cx.private.add(epilogue_at));
         }
     };
     let task = Task {
         tasks: sizes.matmuls() * strips.count(),
-        nanos: sizes.nanos(),
+        nanos,
         body,
     };
     Compiled {
@@ -109,7 +189,7 @@ fn by_strips(operands: Operands, window: Window, strips: Strips) -> Compiled {
 
 /// For few small images with many channels: all threads unfold, then they share the matmuls.
 fn together(operands: Operands, window: Window) -> Compiled {
-    let Operands { sizes, x, w, y } = operands;
+    let (sizes, x, w, y) = (operands.sizes, operands.x, operands.w, operands.y);
     let row_len = if sizes.pointwise {
         sizes.windows
     } else {
@@ -148,11 +228,14 @@ fn together(operands: Operands, window: Window) -> Compiled {
             },
         }));
     }
+    let operands = Arc::new(operands);
+    let epilogue_at = aligned(gemm.worker_len());
     for phase in 0..gemm.phases() {
-        let (gemm, tasks) = (gemm.clone(), gemm.tasks(phase));
+        let (gemm, tasks, operands) = (gemm.clone(), gemm.tasks(phase), operands.clone());
+        let is_last = phase + 1 == gemm.phases();
         phases.push(Box::new(Task {
             tasks: sizes.matmuls() * tasks,
-            nanos: sizes.nanos() / gemm.phases() as u64,
+            nanos: operands.nanos() / gemm.phases() as u64,
             body: move |task: usize, cx: &RunCx| {
                 let image = task / tasks;
                 // SAFETY: operands of this matmul, in part in the shared scratch that the first phase filled;
@@ -175,6 +258,10 @@ fn together(operands: Operands, window: Window) -> Compiled {
                         own.add(patches_len),
                         cx.private,
                     );
+                    let part = gemm.part(task % tasks).filter(|_| is_last);
+                    if let Some((channels, windows)) = part {
+                        operands.go_on_with(image, channels, &windows, cx.private.add(epilogue_at));
+                    }
                 }
             },
         }));
@@ -182,6 +269,6 @@ fn together(operands: Operands, window: Window) -> Compiled {
     Compiled {
         phases,
         shared: sizes.matmuls() * matmul_len,
-        private: gemm.worker_len(),
+        private: epilogue_at + operands.epilogue_scratch(),
     }
 }

@@ -6,7 +6,7 @@
 //! group have no matmul worth the name and go their own way ([`depthwise`]).
 
 mod depthwise;
-mod forward;
+pub(super) mod forward;
 mod input_grad;
 pub(super) mod plane;
 mod serial;

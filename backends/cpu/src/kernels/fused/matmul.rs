@@ -3,6 +3,7 @@
 use meganeura_core::DType;
 use meganeura_core::program::Slot;
 
+use super::convolution;
 use super::engine::{Engine, RUN};
 use super::lower::{Lowered, Part, Typed, lower};
 use super::pointwise;
@@ -11,27 +12,30 @@ use crate::kernels::matmul::{self, Batch, Phase, addend_of};
 use crate::memory::{ALIGNMENT, View};
 use crate::order::Order;
 
-/// How a program that begins with a matmul is run.
+/// How a program that begins with a matmul or convolution is run.
 pub(super) struct Plan {
-    lowered: Lowered,
+    pub(super) lowered: Lowered,
     /// Numbers of the operands that are multiplied, and of what is added if there is such a one.
-    operands: Vec<usize>,
+    pub(super) operands: Vec<usize>,
     /// The result of the matmul, for good or until what follows overwrites it.
-    output: usize,
+    pub(super) output: usize,
 }
 
-/// The plan of a program in which step `step` is a matmul.
+/// The plan of a program in which step `step` is a matmul or convolution.
 pub(super) fn plan(typed: &Typed, step: usize) -> Result<Plan, String> {
     let call = &typed.program.steps()[step];
-    if !["core.matmul", "core.matmul_add"].contains(&call.op.name()) {
-        return Err(format!("the CPU backend has no fused {}", call.op.name()));
+    match call.op.name() {
+        "core.matmul" | "core.matmul_add" => {
+            addend_of(&typed.inputs_of(step), &typed.steps[step][0])?;
+        }
+        "core.conv2d" => {}
+        name => return Err(format!("the CPU backend has no fused {name}")),
     }
     let operand = |slot: &Slot| match *slot {
         Slot::Operand(i) if typed.operands[i as usize].dtype == DType::F32 => Ok(i as usize),
         _ => Err("the CPU kernel multiplies operands of f32".to_owned()),
     };
     let operands: Vec<usize> = call.inputs.iter().map(operand).collect::<Result<_, _>>()?;
-    addend_of(&typed.inputs_of(step), &typed.steps[step][0])?;
     let part = Part {
         results: typed.results(|r| r != Slot::Step(step as u32)),
         head: Some(step),
@@ -51,7 +55,11 @@ pub(super) fn order(typed: &Typed, step: usize, i: usize) -> Order {
     let steps = typed.program.steps();
     let readers = steps.iter().flat_map(|call| &call.inputs).filter(|&&slot| slot == own);
     let is_multiplied = steps[step].inputs.get(1) == Some(&own);
-    if !is_multiplied || readers.count() > 1 || typed.program.results().contains(&own) {
+    if convolution::is_one(typed, step)
+        || !is_multiplied
+        || readers.count() > 1
+        || typed.program.results().contains(&own)
+    {
         return Order::Plain;
     }
     matmul::order(&typed.call(step, &typed.inputs_of(step)), 1)

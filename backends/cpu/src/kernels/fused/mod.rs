@@ -1,9 +1,10 @@
-//! Programs: elementwise steps as one pass, what they feed into a reduction, what follows a matmul, and what
+//! Programs: elementwise steps as one pass, what they feed into a reduction, what follows a matmul or convolution, and what
 //! stands around a norm or softmax.
 //!
 //! A pass goes over its elements in runs that fit the first-level cache ([`engine`]): each step of the program is a
 //! vector function from short buffers to a short buffer, and only operands and results touch memory.
 
+mod convolution;
 mod engine;
 mod fold;
 mod layout;
@@ -46,7 +47,7 @@ enum Form {
     Pointwise,
     /// The step that folds, which is the last.
     Fold(usize),
-    /// The step that multiplies, which is the first.
+    /// The step that multiplies or convolves, which is the first.
     Product(usize),
     /// The step that goes over rows.
     Rows(usize),
@@ -93,6 +94,7 @@ fn compile(cx: &CompileCx) -> Result<Compiled, String> {
             Ok(pointwise(engine))
         }
         Form::Fold(step) => fold::compile(cx, &typed, step),
+        Form::Product(step) if convolution::is_one(&typed, step) => convolution::compile(cx, &typed, step),
         Form::Product(step) => matmul::compile(cx, &typed, step),
         Form::Rows(step) => rows::compile(cx, &typed, step),
     }

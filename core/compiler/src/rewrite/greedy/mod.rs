@@ -63,7 +63,7 @@ pub(super) fn greedy<'a>(
     cost: TermCost<'a>,
     budget: Budget,
 ) -> Result<Greedy<'a>> {
-    let terms = Terms::new(graph, cost)?;
+    let terms = Terms::new(graph, cost, &world.invariant)?;
     let cost_before = terms.total();
     let mut driver = Driver {
         graph,

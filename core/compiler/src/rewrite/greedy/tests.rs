@@ -46,6 +46,7 @@ fn world(caps: &[&str]) -> World<'static> {
     World {
         caps: caps.iter().map(|c| (*c).to_owned()).collect(),
         pack_group: &|_| Some(1),
+        invariant: Vec::new(),
     }
 }
 
@@ -79,7 +80,7 @@ fn rewrite(graph: &Graph, text: &'static str, caps: &[&str]) -> (Vec<String>, Ve
     let rebuilt = result.rebuild(graph).unwrap().graph;
     same_values(graph, &rebuilt);
     // The cost kept while rewriting is that of the graph made of it.
-    let again = Terms::new(&rebuilt, &cost).unwrap();
+    let again = Terms::new(&rebuilt, &cost, &[]).unwrap();
     assert_eq!(again.total(), result.cost_after);
     let names = result.applied.iter().map(|a| rules[a.rule].name.clone());
     let mut ops: Vec<&str> = rebuilt

@@ -16,7 +16,7 @@ use super::pattern::LeafKind;
 use super::scalar::Scalar;
 use meganeura_core::attrs::Attrs;
 use meganeura_core::error::Result;
-use meganeura_core::graph::{Graph, NodeId, NodeKind, Value};
+use meganeura_core::graph::{Graph, NodeId, NodeKind, Value, may_be_kept};
 use meganeura_core::ops::{Call, OpRef};
 use meganeura_core::shape::TensorType;
 
@@ -73,6 +73,8 @@ struct Term {
     roots: u32,
     parents: Vec<TermId>,
     cost: u64,
+    /// Whether steps leave it alone, and what it is made of may be kept for them.
+    kept: bool,
     /// What replaced it.
     forward: Option<TermId>,
 }
@@ -101,6 +103,8 @@ pub(super) struct Terms<'a> {
     types: Vec<TensorType>,
     type_index: HashMap<TensorType, u32>,
     uniform: HashMap<TermId, f64>,
+    /// For each node of the graph whether steps leave it alone.
+    invariant: Vec<bool>,
     values: HashMap<Value, TermId>,
     total: u128,
     journal: Vec<Undo>,
@@ -108,11 +112,11 @@ pub(super) struct Terms<'a> {
 }
 
 impl<'a> Terms<'a> {
-    /// The terms of a graph.
+    /// The terms of a graph. `invariant` says of its nodes whether steps leave them alone.
     ///
     /// # Errors
     /// A cycle in the graph.
-    pub(super) fn new(graph: &Graph, cost: TermCost<'a>) -> Result<Self> {
+    pub(super) fn new(graph: &Graph, cost: TermCost<'a>, invariant: &[bool]) -> Result<Self> {
         let mut terms = Terms {
             cost,
             terms: Vec::new(),
@@ -122,6 +126,7 @@ impl<'a> Terms<'a> {
             types: Vec::new(),
             type_index: HashMap::new(),
             uniform: HashMap::new(),
+            invariant: invariant.to_vec(),
             values: HashMap::new(),
             total: 0,
             journal: Vec::new(),
@@ -219,12 +224,27 @@ impl<'a> Terms<'a> {
             roots: 0,
             parents: Vec::new(),
             cost: 0,
+            kept: false,
             forward: None,
         });
+        self.terms[id.index()].kept = self.keeps(id);
         self.terms[id.index()].cost = self.cost_of(id);
         self.journal.push(Undo::Created);
         self.touched.push(id);
         id
+    }
+
+    fn keeps(&self, id: TermId) -> bool {
+        let term = &self.terms[id.index()];
+        let of_kept = || term.children.iter().all(|c| self.terms[c.index()].kept);
+        match self.label(id) {
+            Label::Leaf(_, node) => self.invariant.get(node.index()) == Some(&true),
+            Label::Write(_) => false,
+            Label::Get(_) => of_kept(),
+            Label::Call { .. } => {
+                of_kept() && may_be_kept(term.children.iter().flat_map(|&c| self.types(c)), self.types(id))
+            }
+        }
     }
 
     fn cost_of(&self, id: TermId) -> u64 {
@@ -249,6 +269,11 @@ impl<'a> Terms<'a> {
     /// Terms that use it, needed or not.
     pub(super) fn parents(&self, id: TermId) -> &[TermId] {
         &self.terms[id.index()].parents
+    }
+
+    /// Whether it is computed once for many steps.
+    pub(super) fn is_kept(&self, id: TermId) -> bool {
+        self.terms[id.index()].kept
     }
 
     /// Types of its results.

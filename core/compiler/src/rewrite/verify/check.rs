@@ -231,7 +231,7 @@ impl<'p> Case<'p> {
         };
         let mut graph = self.graph.clone();
         graph.set_outputs(self.left_values());
-        let terms = Terms::new(&graph, &|_, _| 1)?;
+        let terms = Terms::new(&graph, &|_, _| 1, &[])?;
         let group = |id: NodeId| {
             let parameter = matches!(graph.nodes()[id.index()].kind, NodeKind::Parameter { .. });
             parameter.then_some(1)
@@ -239,6 +239,7 @@ impl<'p> Case<'p> {
         let world = World {
             caps: ["training", "inference"].map(str::to_owned).into(),
             pack_group: &group,
+            invariant: Vec::new(),
         };
         let mut search = Search {
             terms: &terms,

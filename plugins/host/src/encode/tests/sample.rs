@@ -166,12 +166,14 @@ pub(super) fn sample() -> ExecutionPlan {
                 first: 0,
                 count: 2,
                 skip_if: None,
+                once: false,
             },
             Segment {
                 name: "second".into(),
                 first: 2,
                 count: 1,
                 skip_if: Some(BufferRef(9)),
+                once: false,
             },
         ],
         ..ExecutionPlan::default()

@@ -1,0 +1,85 @@
+//! Segments that run once for many steps: what depends on parameters, states and constants alone.
+
+use std::collections::HashSet;
+
+use super::{BufferRef, Dispatch, ExecutionPlan, Segment};
+use crate::error::{Error, Result};
+
+impl ExecutionPlan {
+    /// The segment that must have run before another one, if there is one.
+    pub fn prepared_by(&self, segment: usize) -> Option<usize> {
+        let before = segment.checked_sub(1)?;
+        self.segments.get(before).filter(|s| s.once).map(|_| before)
+    }
+
+    /// Buffers that a segment reads and does not write: those whose change makes its results stale.
+    pub fn sources_of(&self, segment: &Segment) -> HashSet<BufferRef> {
+        let dispatches = &self.dispatches[segment.range()];
+        let written = buffers(dispatches, |d| &d.outputs);
+        let mut read = buffers(dispatches, |d| &d.inputs);
+        read.retain(|buffer| !written.contains(buffer));
+        read
+    }
+
+    /// The plan with everything in every step: dispatches of segments that run once become the first levels of those
+    /// behind them.
+    #[must_use]
+    pub fn without_prepare(mut self) -> Self {
+        while let Some(at) = self.segments.iter().position(|s| s.once) {
+            self.repeat(at);
+        }
+        self
+    }
+
+    /// Makes a segment that runs once a part of the one behind it.
+    fn repeat(&mut self, at: usize) {
+        let prepare = self.segments.remove(at);
+        let levels = self.levels(&prepare);
+        let Some(next) = self.segments.get_mut(at) else { return };
+        let own = next.range();
+        (next.first, next.count) = (prepare.first, prepare.count + next.count);
+        self.dispatches[own].iter_mut().for_each(|d| d.level += levels as u32);
+    }
+
+    /// Makes segments whose sources a dispatch writes a part of every step: in a merged plan, steps of one part may write
+    /// what another part only reads.
+    pub(super) fn repeat_what_steps_change(&mut self) {
+        let written = buffers(&self.dispatches, |d| &d.outputs);
+        let is_changed = |plan: &Self, s: &Segment| s.once && !plan.sources_of(s).is_disjoint(&written);
+        while let Some(at) = self.segments.iter().position(|s| is_changed(self, s)) {
+            self.repeat(at);
+        }
+    }
+
+    /// What runs once reads only what outlives a step and no step writes, and another segment follows.
+    pub(super) fn verify_prepare(&self) -> Result<()> {
+        if self.segments.iter().all(|s| !s.once) {
+            return Ok(());
+        }
+        let constants = self.constant_buffers.iter().map(|(b, _)| *b);
+        let raw = self.raw_constant_buffers.iter().map(|(b, _)| *b);
+        let lasting: HashSet<BufferRef> = self.persistent().chain(constants).chain(raw).collect();
+        let written = buffers(&self.dispatches, |d| &d.outputs);
+        for (at, segment) in self.segments.iter().enumerate().filter(|(_, s)| s.once) {
+            if self.segments.get(at + 1).is_none_or(|next| next.once) {
+                return Err(Error::plan(format!(
+                    "segment '{}' prepares nothing that follows",
+                    segment.name
+                )));
+            }
+            let sources = self.sources_of(segment);
+            if let Some(buffer) = sources.iter().find(|b| !lasting.contains(b) || written.contains(b)) {
+                return Err(Error::plan(format!(
+                    "segment '{}' runs once, but {} changes from step to step",
+                    segment.name,
+                    self.describe(*buffer)
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn buffers(dispatches: &[Dispatch], operands: fn(&Dispatch) -> &Vec<super::Operand>) -> HashSet<BufferRef> {
+    dispatches.iter().flat_map(operands).map(|o| o.buffer).collect()
+}
