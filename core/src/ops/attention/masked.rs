@@ -150,15 +150,15 @@ fn attend(g: &mut Graph, operands: [Value; 3], mask: Value, dims: &AttentionDims
 
 /// Softmax over the last axis, zeros where all of it is minus infinity.
 fn visible_softmax(g: &mut Graph, scores: NodeId) -> NodeId {
-    let max = g.max_reduce(scores, &[-1], true);
+    let max = g.max(scores, &[-1], true);
     let lowest = g.scalar(LOWEST as f32);
-    let max = g.max(max, lowest);
+    let max = g.maximum(max, lowest);
     // A softmax does not depend on what is subtracted from all scores, so it has no part in the derivative.
     let max = g.stop_gradient(max);
     let shifted = g.sub(scores, max);
     let e = g.exp(shifted);
     let sum = g.sum(e, &[-1], true);
     let least = g.scalar(MIN_SUM as f32);
-    let sum = g.max(sum, least);
+    let sum = g.maximum(sum, least);
     g.div(e, sum)
 }

@@ -119,7 +119,7 @@ fn shifted(g: &mut Graph, x: Value, axis: i32, shift: bool) -> Value {
     if !shift {
         return x;
     }
-    let m = g.max_reduce(x, &[axis], true);
+    let m = g.max(x, &[axis], true);
     g.sub(x, m).into()
 }
 
@@ -383,7 +383,7 @@ fn attention_of_several_heads() {
                 let (rows, heads, width) = (5, 3, 4);
                 let mut shape = vec![rows, heads * width];
                 shape.splice(0..0, batch);
-                let axes: &[u32] = if batch.is_some() { &[0, 2, 1, 3] } else { &[1, 0, 2] };
+                let axes: &[i32] = if batch.is_some() { &[0, 2, 1, 3] } else { &[1, 0, 2] };
                 let mut split = shape.clone();
                 split.pop();
                 split.extend([heads, width]);
