@@ -24,6 +24,7 @@ pub(super) static BIAS_CORRECTION: Composite = Composite::new(
     },
 )
 .with_doc("t, ln b: [] -> []", "Kingma and Ba, 2015")
+.with_signature("g.bias_correction(number, log_beta)")
 .with_samples(|_| {
     let cases = [(1.0, 0.9f64), (1.0, 0.999), (200.0, 0.999), (3.0, 1e-30)];
     let sample = |(t, beta): (f64, f64)| {
