@@ -19,7 +19,8 @@ impl Graph {
     /// `options.causal` and `options.window` hide stays hidden.
     ///
     /// A query that sees no key at all yields zeros, not NaN, and gives no gradient. Memory grows with the number of scores,
-    /// `rows_q` times `rows_k` for each head; half precision is computed in `f32`.
+    /// `rows_q` times `rows_k` for each head; half precision is computed in `f32`. A mask that is causal and nothing else has
+    /// a kernel: [`Graph::causal_attention`].
     ///
     /// Rejected: what [`Graph::attention`] rejects; a mask of another dtype or one that does not broadcast.
     #[track_caller]
