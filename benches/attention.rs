@@ -12,6 +12,7 @@ use common::{Candidate, Race, THREADS, copy, cpu, inference, is_wanted, noise, p
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use meganeura::build::Builder;
 use meganeura::cpu::pool::ThreadPool;
+use meganeura::ops::AttentionOptions;
 use meganeura::{Graph, Session};
 
 const HEAD_DIM: u32 = 64;
@@ -64,7 +65,7 @@ fn attention(case: Case, causal: bool, training: bool) -> Session {
     let y = if causal {
         g.causal_attention(q, k, v, heads, heads, head_dim)
     } else {
-        g.full_attention(q, k, v, heads, heads, head_dim)
+        g.attention(q, k, v, AttentionOptions::new(heads, heads, head_dim))
     };
     let mut session = if training {
         // The mean adds a few passes over the result.

@@ -23,7 +23,7 @@ fn network() -> Graph {
     let router = g.parameter("router", &[WIDTH, EXPERTS]);
     let logits = g.matmul(x, router);
     let probabilities = g.softmax(logits, -1);
-    let best = g.top_k(probabilities, 2, -1);
+    let best = g.top_k(probabilities, -1, 2);
     let weights = g.named(best, "router");
     let total = g.sum(weights, &[-1], true);
     let shares = g.div(weights, total);

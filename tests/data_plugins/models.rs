@@ -124,7 +124,7 @@ fn router(tokens: usize) -> Graph {
     let w = g.parameter("w", &[16, 24]);
     let logits = g.matmul(x, w);
     let probabilities = g.softmax(logits, -1);
-    let best = g.top_k(probabilities, 2, -1);
+    let best = g.top_k(probabilities, -1, 2);
     let chosen = g.port(best, 1);
     g.set_outputs(vec![best.into(), chosen]);
     g

@@ -22,7 +22,7 @@ register_op!(COUNTED);
 /// Nothing that can be one dispatch without a kernel of its own.
 static BEST: Composite = Composite::new("test.best", 1, "the largest two of the softmax", |g, x, _| {
     let probabilities = g.softmax(x[0], -1);
-    let best = g.top_k(probabilities, 2, -1);
+    let best = g.top_k(probabilities, -1, 2);
     Ok(vec![best.into()])
 })
 .with_attributes(&[], |sizes| {

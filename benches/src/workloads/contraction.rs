@@ -118,7 +118,7 @@ pub(super) fn attention(sizes: Sizes) -> Vec<Workload> {
             format!("full, {heads} heads of {width}, {rows} rows"),
             move |g| {
                 let [q, k, v] = ["q", "k", "v"].map(|name| g.input(name, &[rows, dim]));
-                g.full_attention(q, k, v, heads, heads, width)
+                g.attention(q, k, v, AttentionOptions::new(heads, heads, width))
             },
         )
         .in_both_precisions(),

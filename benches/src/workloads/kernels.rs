@@ -62,7 +62,7 @@ pub(super) fn pointwise(sizes: Sizes) -> Vec<Workload> {
             move |g| {
                 let table = g.input("table", &shape);
                 let rows = g.input_u32("rows", &[rows]);
-                g.gather(rows, table)
+                g.gather(table, rows)
             },
         )
         .with_classes(rows as u32),

@@ -294,7 +294,7 @@ fn operators_are_looked_up_by_a_part_of_their_names() {
     assert!(output.status.success());
     for part in [
         "## core.scatter_add",
-        "`g.scatter_add(indices, updates, rows)`",
+        "`g.scatter_add(updates, indices, rows)`",
         "Shapes",
         "Element types",
         "Gradient",

@@ -75,10 +75,10 @@ fn pool_axis(g: &mut Graph, x: Value, axis: usize, output: usize, pooling: Pooli
         g.cast(constant, dtype)
     };
     let indices = g.constant_u32(indices, &[output, size]);
-    let parts = g.gather_axis(indices, x, axis as i32);
+    let parts = g.gather_axis(x, indices, axis as i32);
     let window_axis = [axis as i32 + 1];
     match pooling {
-        Pooling::Largest => g.max_reduce(parts, &window_axis, false).into(),
+        Pooling::Largest => g.max(parts, &window_axis, false).into(),
         Pooling::Mean => {
             let shares = column(g, shares, &[output, size]);
             let counts = windows.iter().map(|w| w.len() as f32).collect();

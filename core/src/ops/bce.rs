@@ -50,7 +50,7 @@ impl Operator for BceLoss {
             let rest = cx.sub(one, p);
             let variance = cx.mul(p, rest);
             let least = cx.scalar_of(dtype, MIN_VARIANCE);
-            let variance = cx.max(variance, least);
+            let variance = cx.maximum(variance, least);
             let difference = cx.sub(p, t);
             let slope = cx.div(difference, variance);
             let dp = cx.mul(slope, scale);
@@ -99,7 +99,7 @@ fn logs(g: &mut Graph, p: Value) -> [NodeId; 2] {
     let rest = g.sub(one, p);
     [p, rest.into()].map(|p| {
         let log = g.log(p);
-        g.max(log, limit)
+        g.maximum(log, limit)
     })
 }
 

@@ -99,7 +99,7 @@ pub(super) fn written(g: &mut Graph, [new, cache, position]: [Value; 3], dims: &
     let sequences = g.constant_u32((0..batch).map(|i| i as u32).collect(), &[batch, 1]);
     let start = g.mul(sequences, count);
     let row = g.add(row, start);
-    let taken = g.gather(row, new);
+    let taken = g.gather(new, row);
     let inside = g.reshape(inside, &[batch, capacity, 1]);
     let written = g.select(inside, taken, cache);
     g.reshape(written, &shape).into()

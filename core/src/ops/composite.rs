@@ -40,6 +40,7 @@ pub type Decompose = fn(&mut Graph, &[Value], &Attrs) -> Result<Vec<Value>, Stri
 pub struct Composite {
     name: &'static str,
     operands: usize,
+    signature: &'static str,
     doc: Doc,
     decompose: Decompose,
     attributes: &'static [(&'static str, AttrKind)],
@@ -56,6 +57,7 @@ impl Composite {
         Composite {
             name,
             operands,
+            signature: "",
             doc: Doc {
                 shapes: "those that its decomposition accepts",
                 formula,
@@ -74,6 +76,14 @@ impl Composite {
     pub const fn with_doc(mut self, shapes: &'static str, source: &'static str) -> Self {
         self.doc.shapes = shapes;
         self.doc.source = source;
+        self
+    }
+
+    /// The same with the method of [`Graph`] that calls it, for the reference documentation: see
+    /// [`Operator::signature`].
+    #[must_use]
+    pub const fn with_signature(mut self, signature: &'static str) -> Self {
+        self.signature = signature;
         self
     }
 
@@ -191,6 +201,10 @@ impl Drop for Level {
 impl Operator for Composite {
     fn name(&self) -> &'static str {
         self.name
+    }
+
+    fn signature(&self) -> String {
+        self.signature.into()
     }
 
     fn doc(&self) -> Doc {

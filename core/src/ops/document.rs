@@ -30,7 +30,8 @@ Generated from the operators by `meganeura ops --markdown`; a test holds the two
 
 In a call, `g` is a `Graph`; operands are values (`NodeId` or `Value`), and what is not an operand has the Rust type \
 that the
-documentation of `Graph` gives.
+documentation of `Graph` gives. The method's name and the order of its arguments may differ from those of the operator:
+shapes, examples, rules and kernels have the operands in the operator's order.
 
 A shape like `[rows..., classes]` has any number of axes in the place of the dots. Where several element types are
 listed, all operands without a type of their own share one. `f16` and `bf16` are storage types: devices without \

@@ -75,7 +75,7 @@ impl Operator for Flip {
                     let len = shape[axis];
                     let backwards = (0..len as u32).rev().collect();
                     let indices = cx.graph.constant_u32(backwards, &[len]);
-                    y = cx.graph.gather_axis(indices, y, axis as i32).into();
+                    y = cx.graph.gather_axis(y, indices, axis as i32).into();
                 }
                 Ok(vec![y])
             },

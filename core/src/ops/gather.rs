@@ -16,13 +16,13 @@ impl Operator for Gather {
     }
 
     fn signature(&self) -> String {
-        "g.gather(indices, table)".into()
+        "g.gather(x, indices)".into()
     }
 
     fn doc(&self) -> Doc {
         Doc {
-            shapes: "indices [i...] (u32), table [o..., n, j...] with n at the axis -> [o..., i..., j...]",
-            formula: "y[o..., i..., j...] = table[o..., indices[i...], j...]; an index outside of the axis is an error of the step",
+            shapes: "indices [i...] (u32), x [o..., n, j...] with n at the axis -> [o..., i..., j...]",
+            formula: "y[o..., i..., j...] = x[o..., indices[i...], j...]; an index outside of the axis is an error of the step",
             source: "NumPy `take`; an embedding lookup along axis 0",
         }
     }
@@ -68,7 +68,7 @@ impl Operator for Gather {
             let rows = shape[axis];
             Ok(vec![
                 None,
-                Some(cx.scatter_add_axis(indices, dy, rows, axis as i32).into()),
+                Some(cx.scatter_add_axis(dy, indices, axis as i32, rows).into()),
             ])
         })
     }
@@ -133,25 +133,25 @@ pub(super) fn around_axis(shape: &Shape, axis: i64) -> [usize; 3] {
 }
 
 impl Graph {
-    /// Rows `indices [i...]` (`u32`) of `table [rows, j...]` as `[i..., j...]`. An index outside of the
-    /// table is an error of the step that meets it.
+    /// Rows `indices [i...]` (`u32`) of `x [rows, j...]` as `[i..., j...]`. An index outside of the rows is an
+    /// error of the step that meets it.
     #[track_caller]
-    pub fn gather(&mut self, indices: impl Into<Value>, table: impl Into<Value>) -> NodeId {
-        self.gather_axis(indices, table, 0)
+    pub fn gather(&mut self, x: impl Into<Value>, indices: impl Into<Value>) -> NodeId {
+        self.gather_axis(x, indices, 0)
     }
 
-    /// Parts `indices [i...]` (`u32`) of `table [o..., n, j...]` along the axis of size `n`, as
+    /// Parts `indices [i...]` (`u32`) of `x [o..., n, j...]` along the axis of size `n`, as
     /// `[o..., i..., j...]`; a negative axis counts from the last. An index outside of the axis is an error
     /// of the step that meets it.
     #[track_caller]
-    pub fn gather_axis(&mut self, indices: impl Into<Value>, table: impl Into<Value>, axis: i32) -> NodeId {
-        let attrs = Attrs::new().with("axis", axis);
-        self.call(OpRef::new(&Gather), attrs, vec![indices.into(), table.into()])
+    pub fn gather_axis(&mut self, x: impl Into<Value>, indices: impl Into<Value>, axis: i32) -> NodeId {
+        let (x, indices) = (x.into(), indices.into());
+        self.call(OpRef::new(&Gather), Attrs::new().with("axis", axis), vec![indices, x])
     }
 
-    /// Embedding lookup: [`Graph::gather`] under its usual name.
+    /// Embedding lookup: [`Graph::gather`] under its usual name, with the usual order of arguments.
     #[track_caller]
     pub fn embedding(&mut self, indices: impl Into<Value>, table: impl Into<Value>) -> NodeId {
-        self.gather(indices, table)
+        self.gather(table, indices)
     }
 }

@@ -66,7 +66,7 @@ impl Operator for HuberLoss {
             let difference = g.sub(cx.inputs[0], cx.inputs[1]);
             let size = g.abs(difference);
             let delta = g.scalar_of(dtype, delta);
-            let limited = g.min(size, delta);
+            let limited = g.minimum(size, delta);
             let half = g.scalar_of(dtype, 0.5);
             let half = g.mul(limited, half);
             let rest = g.sub(size, half);

@@ -33,7 +33,7 @@ impl Graph {
             let squares = g.square(wide);
             let sum = g.sum(squares, &[axis], true);
             let least = g.scalar(least);
-            let sum = g.max(sum, least);
+            let sum = g.maximum(sum, least);
             let factor = g.rsqrt(sum);
             let y = g.mul(wide, factor);
             g.cast(y, dtype)

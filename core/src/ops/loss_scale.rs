@@ -24,6 +24,7 @@ pub(super) static BIAS_CORRECTION: Composite = Composite::new(
     },
 )
 .with_doc("t, ln b: [] -> []", "Kingma and Ba, 2015")
+.with_signature("g.bias_correction(number, log_beta)")
 .with_samples(|_| {
     let cases = [(1.0, 0.9f64), (1.0, 0.999), (200.0, 0.999), (3.0, 1e-30)];
     let sample = |(t, beta): (f64, f64)| {
@@ -97,14 +98,14 @@ impl Operator for LossScale {
                 let two = g.scalar(2.0);
                 let doubled = g.mul(x, two);
                 let most = g.scalar(MAX_SCALE);
-                g.min(doubled, most)
+                g.minimum(doubled, most)
             };
             let (scale_up, inverse_up) = (doubled(g, scale), doubled(g, inverse));
             let halved = |g: &mut Graph, x: Value| {
                 let half = g.scalar(0.5);
                 let halved = g.mul(x, half);
                 let least = g.scalar(1.0 / MAX_SCALE);
-                g.max(halved, least)
+                g.maximum(halved, least)
             };
             let (scale_down, inverse_down) = (halved(g, scale), halved(g, inverse));
             let changed = |g: &mut Graph, now: Value, grown: NodeId, fallen: NodeId| -> Value {

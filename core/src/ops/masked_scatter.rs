@@ -74,7 +74,7 @@ impl Operator for MaskedScatter {
             let before = g.cumsum(flat, 0, true, false);
             let place = g.select(flat, before, zero);
             let source = g.reshape(source, &[elements]);
-            let taken = g.gather(place, source);
+            let taken = g.gather(source, place);
             let taken = g.reshape(taken, &shape);
             Ok(vec![g.select(whole, taken, x).into()])
         })

@@ -69,7 +69,7 @@ impl Operator for MaxPool2dGrad {
                 return Err("takes offsets and gradients".into());
             };
             let shape = cx.outputs[0].shape.clone();
-            let flat = cx.graph.scatter_add(indices, dy, shape.numel());
+            let flat = cx.graph.scatter_add(dy, indices, shape.numel());
             Ok(vec![cx.graph.reshape(flat, &shape).into()])
         })
     }

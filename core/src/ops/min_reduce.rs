@@ -18,7 +18,7 @@ impl Operator for Min {
     }
 
     fn signature(&self) -> String {
-        "g.min_reduce(x, axes, keep_dims)".into()
+        "g.min(x, axes, keep_dims)".into()
     }
 
     fn doc(&self) -> Doc {
@@ -62,7 +62,7 @@ impl Operator for Min {
                 let axes: Vec<i32> = cx.attrs.ints("axes")?.iter().map(|&a| a as i32).collect();
                 let keep = cx.attrs.bool("keep_dims")?;
                 let reversed = reversed_order(cx.graph, cx.inputs[0]);
-                let largest = cx.graph.max_reduce(reversed, &axes, keep);
+                let largest = cx.graph.max(reversed, &axes, keep);
                 Ok(vec![reversed_order(cx.graph, largest.into()).into()])
             },
         )
@@ -92,9 +92,10 @@ impl Operator for Min {
 }
 
 impl Graph {
-    /// Smallest element over `axes`; see [`Graph::sum`] for the arguments.
+    /// Smallest element over `axes`; see [`Graph::sum`] for the arguments, and [`Graph::minimum`] for the smaller of two
+    /// tensors.
     #[track_caller]
-    pub fn min_reduce(&mut self, x: impl Into<Value>, axes: &[i32], keep_dims: bool) -> NodeId {
+    pub fn min(&mut self, x: impl Into<Value>, axes: &[i32], keep_dims: bool) -> NodeId {
         self.reduce(&Min, x.into(), axes, keep_dims)
     }
 }

@@ -5,6 +5,21 @@
 //! operator is a new file and its entry here. What an operator is, says the trait [`Operator`]. Passes, planning
 //! and backends never match on an operator's name; a plugin's operator is registered with
 //! [`register_op!`](crate::register_op) and is in no way different.
+//!
+//! # Arguments of builder methods
+//!
+//! One order: the tensor that is read or written, then indices or a mask, then further tensors, then axes, then other
+//! attributes. So `gather(x, indices)`, `scatter(x, indices, updates, axis)`, `scatter_add(updates, indices, rows)`,
+//! `masked_fill(x, mask, value)`, `sum(x, axes, keep_dims)`, `split(x, axis, sizes)`. Exceptions have the order that
+//! everybody knows: `select(condition, a, b)`, `embedding(indices, table)`, queries, keys and values before their mask or
+//! position, `cache_write(new, cache, kv_pos)`.
+//!
+//! An axis is an `i32`, a list of them an `&[i32]`; negative ones count from the last. Sizes and numbers of elements are
+//! `usize`, numbers of heads and groups `u32`, scalars `f32`.
+//!
+//! Names are NumPy's: `max`, `min`, `sum`, `mean` and `prod` reduce over axes, `maximum` and `minimum` compare two tensors.
+//! An operator's own name and the order of its operands (in rules, plans and kernels) may differ from its method, as those
+//! of `core.max_reduce` and `core.gather` do: [`Operator::signature`] and the operands in [`Operator::doc`] say both.
 
 pub mod document;
 pub(crate) mod gradient;

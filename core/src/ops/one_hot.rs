@@ -62,7 +62,7 @@ impl Operator for OneHot {
             dims.push(1);
             let ids = cx.graph.reshape(cx.inputs[0], &dims);
             let ones = cx.graph.full(dtype, 1.0, &dims);
-            Ok(vec![cx.graph.put_along_axis(ids, ones, classes, -1).into()])
+            Ok(vec![cx.graph.put_along_axis(ones, ids, -1, classes).into()])
         })
     }
 

@@ -10,19 +10,25 @@ use crate::shape::{Shape, TensorType};
 
 pub(super) struct Permute;
 
-/// The permutation of a call, checked against the operand's rank.
-fn permutation(attrs: &Attrs, rank: usize) -> Result<Vec<usize>, String> {
+/// The permutation of a call, checked against the operand's shape. Kernels read the axes as they are, so those of a
+/// call count from the first; [`Graph::permute`] resolves negative ones.
+fn permutation(attrs: &Attrs, shape: &Shape) -> Result<Vec<usize>, String> {
     let axes = attrs.ints("axes")?;
-    let mut seen = vec![false; rank];
-    let mut order = Vec::with_capacity(rank);
+    let mut order = Vec::with_capacity(axes.len());
     for &a in axes {
-        let axis = usize::try_from(a).ok().filter(|&a| a < rank && !seen[a]);
-        let Some(axis) = axis else { break };
-        seen[axis] = true;
+        let axis = shape.axis(a)?;
+        if a < 0 {
+            return Err(format!("axis {a} of a call must count from the first axis, as {axis}"));
+        }
+        if order.contains(&axis) {
+            return Err(format!("the axes {axes:?} name axis {axis} twice"));
+        }
         order.push(axis);
     }
-    if order.len() != rank || axes.len() != rank {
-        return Err(format!("{axes:?} is not a permutation of the axes 0..{rank}"));
+    if order.len() != shape.rank() {
+        return Err(format!(
+            "the axes {axes:?} are not all axes of shape {shape}; a permutation names each once"
+        ));
     }
     Ok(order)
 }
@@ -38,7 +44,7 @@ impl Operator for Permute {
 
     fn doc(&self) -> Doc {
         Doc {
-            shapes: "x: any shape; axes: a permutation of its axes -> the sizes in that order",
+            shapes: "x: any shape; axes: all axes of x in some order -> the sizes in that order",
             formula: "y[i_axes[0], i_axes[1], ...] = x[i_0, i_1, ...]: axis k of y is axis axes[k] of x",
             source: "NumPy `transpose`",
         }
@@ -54,17 +60,17 @@ impl Operator for Permute {
 
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {
         let x = &call.inputs[0];
-        let axes = permutation(call.attrs, x.shape.rank())?;
+        let axes = permutation(call.attrs, &x.shape)?;
         let dims: Vec<usize> = axes.iter().map(|&a| x.shape[a]).collect();
         Ok(vec![TensorType::new(x.dtype, Shape::new(&dims)?)])
     }
 
     fn gradient(&self) -> Gradient<'_> {
         Gradient::rule(|cx| {
-            let axes = permutation(cx.attrs(), cx.shape(cx.operand(0)).len())?;
+            let axes = permutation(cx.attrs(), &Shape::new(cx.shape(cx.operand(0)))?)?;
             let mut inverse = vec![0; axes.len()];
             for (k, &a) in axes.iter().enumerate() {
-                inverse[a] = k as u32;
+                inverse[a] = k as i32;
             }
             let dy = cx.grad(0);
             Ok(vec![Some(cx.permute(dy, &inverse).into())])
@@ -117,21 +123,31 @@ impl Operator for Permute {
 }
 
 impl Graph {
-    /// Reorders the axes: axis `k` of the result is axis `axes[k]` of `x`.
+    /// Reorders the axes: axis `k` of the result is axis `axes[k]` of `x` (negative axes count from the last).
+    ///
+    /// Rejected: an axis out of range, one that is named twice, one that is missing.
     #[track_caller]
-    pub fn permute(&mut self, x: impl Into<Value>, axes: &[u32]) -> NodeId {
-        self.call(OpRef::new(&Permute), Attrs::new().with("axes", axes), vec![x.into()])
+    pub fn permute(&mut self, x: impl Into<Value>, axes: &[i32]) -> NodeId {
+        let x = x.into();
+        // What is out of range stays as it was given, for the error to name it.
+        let rank = self.ty(x).map_or(0, |ty| ty.shape.rank() as i64);
+        let resolve = |&a: &i32| match i64::from(a) {
+            a if (-rank..0).contains(&a) => a + rank,
+            a => a,
+        };
+        let axes: Vec<i64> = axes.iter().map(resolve).collect();
+        self.call(OpRef::new(&Permute), Attrs::new().with("axes", axes), vec![x])
     }
 
     /// Swaps the last two axes.
     #[track_caller]
     pub fn transpose(&mut self, x: impl Into<Value>) -> NodeId {
         let x = x.into();
-        let rank = self.shape(x).len() as u32;
+        let rank = self.shape(x).len() as i32;
         if rank < 2 && self.ty(x).is_some() {
             return self.report("transpose", "a tensor with less than two axes has nothing to swap", "");
         }
-        let mut axes: Vec<u32> = (0..rank).collect();
+        let mut axes: Vec<i32> = (0..rank).collect();
         let len = axes.len();
         if len >= 2 {
             axes.swap(len - 1, len - 2);

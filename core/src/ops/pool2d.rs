@@ -234,7 +234,7 @@ impl Operator for MaxPool2d {
             let x = cx.operand(0);
             let shape = cx.shape(x).to_vec();
             let (indices, dy) = (cx.result(1), cx.grad(0));
-            let flat = cx.scatter_add(indices, dy, shape.iter().product());
+            let flat = cx.scatter_add(dy, indices, shape.iter().product());
             Ok(vec![Some(cx.reshape(flat, &shape).into())])
         })
     }

@@ -23,7 +23,7 @@ pub(super) fn expect_positions(what: &str, positions: &TensorType, leading: &[us
 /// keep what [`Operator::index_bound`](super::Operator::index_bound) promises.
 pub(super) fn checked(g: &mut Graph, positions: Value, bound: usize) -> NodeId {
     let all = g.constant_u32((0..bound).map(|i| i as u32).collect(), &[bound]);
-    g.gather(positions, all)
+    g.gather(all, positions)
 }
 
 /// Rows that fit behind each other into a sequence of that many.

@@ -18,7 +18,7 @@ impl Operator for PutAlongAxis {
     }
 
     fn signature(&self) -> String {
-        "g.put_along_axis(indices, updates, size, axis)".into()
+        "g.put_along_axis(updates, indices, axis, size)".into()
     }
 
     fn doc(&self) -> Doc {
@@ -131,12 +131,13 @@ impl Graph {
     #[track_caller]
     pub fn put_along_axis(
         &mut self,
-        indices: impl Into<Value>,
         updates: impl Into<Value>,
-        size: usize,
+        indices: impl Into<Value>,
         axis: i32,
+        size: usize,
     ) -> NodeId {
         let attrs = Attrs::new().with("size", size).with("axis", axis);
-        self.call(OpRef::new(&PutAlongAxis), attrs, vec![indices.into(), updates.into()])
+        let (updates, indices) = (updates.into(), indices.into());
+        self.call(OpRef::new(&PutAlongAxis), attrs, vec![indices, updates])
     }
 }

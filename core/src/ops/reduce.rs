@@ -192,7 +192,7 @@ impl Operator for Max {
     }
 
     fn signature(&self) -> String {
-        "g.max_reduce(x, axes, keep_dims)".into()
+        "g.max(x, axes, keep_dims)".into()
     }
 
     fn doc(&self) -> Doc {
@@ -340,9 +340,10 @@ impl Graph {
         self.reduce(&Sum, x.into(), axes, keep_dims)
     }
 
-    /// Largest element over `axes`; see [`Graph::sum`] for the arguments.
+    /// Largest element over `axes`; see [`Graph::sum`] for the arguments, and [`Graph::maximum`] for the larger of two
+    /// tensors.
     #[track_caller]
-    pub fn max_reduce(&mut self, x: impl Into<Value>, axes: &[i32], keep_dims: bool) -> NodeId {
+    pub fn max(&mut self, x: impl Into<Value>, axes: &[i32], keep_dims: bool) -> NodeId {
         self.reduce(&Max, x.into(), axes, keep_dims)
     }
 

@@ -19,7 +19,7 @@ fn is_last(g: &mut Graph, indices: Value, rows: usize) -> NodeId {
     let positions = g.constant_u32((0..count as u32).collect(), &[count]);
     let none = g.full(DType::U32, 0.0, &[rows]);
     let last = g.scatter(none, indices, positions, 0);
-    let winner = g.gather(indices, last);
+    let winner = g.gather(last, indices);
     g.equal(winner, positions)
 }
 
@@ -102,7 +102,7 @@ impl Operator for Scatter {
                 let mut column = vec![1; shape.rank() - axis];
                 column[0] = count;
                 let wins = cx.reshape(wins, &column);
-                let taken = cx.gather_axis(indices, dy, axis as i32);
+                let taken = cx.gather_axis(dy, indices, axis as i32);
                 let zero = cx.scalar_of(dtype, 0.0);
                 grads[2] = Some(cx.select(wins, taken, zero).into());
             }

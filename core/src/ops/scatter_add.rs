@@ -32,7 +32,7 @@ impl Operator for ScatterAdd {
     }
 
     fn signature(&self) -> String {
-        "g.scatter_add(indices, updates, rows)".into()
+        "g.scatter_add(updates, indices, rows)".into()
     }
 
     fn doc(&self) -> Doc {
@@ -80,7 +80,7 @@ impl Operator for ScatterAdd {
             let indices = cx.operand(0);
             let dy = cx.grad(0);
             let axis = cx.attrs().int("axis")? as i32;
-            Ok(vec![None, Some(cx.gather_axis(indices, dy, axis).into())])
+            Ok(vec![None, Some(cx.gather_axis(dy, indices, axis).into())])
         })
     }
 
@@ -141,8 +141,8 @@ impl Graph {
     /// `[rows, j...]` where row `r` is the sum of the rows of `updates [i..., j...]` whose entry in
     /// `indices [i...]` (`u32`) is `r`. The order of summation is fixed.
     #[track_caller]
-    pub fn scatter_add(&mut self, indices: impl Into<Value>, updates: impl Into<Value>, rows: usize) -> NodeId {
-        self.scatter_add_axis(indices, updates, rows, 0)
+    pub fn scatter_add(&mut self, updates: impl Into<Value>, indices: impl Into<Value>, rows: usize) -> NodeId {
+        self.scatter_add_axis(updates, indices, 0, rows)
     }
 
     /// [`Graph::scatter_add`] along an axis: `updates [o..., i..., j...]`, whose axes from `axis` on are those
@@ -150,12 +150,13 @@ impl Graph {
     #[track_caller]
     pub fn scatter_add_axis(
         &mut self,
-        indices: impl Into<Value>,
         updates: impl Into<Value>,
-        rows: usize,
+        indices: impl Into<Value>,
         axis: i32,
+        rows: usize,
     ) -> NodeId {
         let attrs = Attrs::new().with("rows", rows).with("axis", axis);
-        self.call(OpRef::new(&ScatterAdd), attrs, vec![indices.into(), updates.into()])
+        let (updates, indices) = (updates.into(), indices.into());
+        self.call(OpRef::new(&ScatterAdd), attrs, vec![indices, updates])
     }
 }

@@ -120,7 +120,7 @@ impl Operator for Select {
 }
 
 impl Graph {
-    /// `a` where `condition` (`u32`) is not 0, else `b`; all three broadcast.
+    /// `a` where `condition` (`u32`) is not 0, else `b`; all three broadcast. NumPy and PyTorch call it `where`.
     #[track_caller]
     pub fn select(&mut self, condition: impl Into<Value>, a: impl Into<Value>, b: impl Into<Value>) -> NodeId {
         self.call(
@@ -128,11 +128,5 @@ impl Graph {
             Attrs::new(),
             vec![condition.into(), a.into(), b.into()],
         )
-    }
-
-    /// [`Graph::select`] under the name that it has in NumPy and PyTorch.
-    #[track_caller]
-    pub fn where_(&mut self, condition: impl Into<Value>, a: impl Into<Value>, b: impl Into<Value>) -> NodeId {
-        self.select(condition, a, b)
     }
 }

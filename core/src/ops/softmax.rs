@@ -98,7 +98,7 @@ impl Operator for Softmax {
         Semantics::composite(|cx| {
             let axis = axis(cx.attrs)?;
             let (g, x) = (&mut *cx.graph, cx.inputs[0]);
-            let max = g.max_reduce(x, &[axis], true);
+            let max = g.max(x, &[axis], true);
             let shifted = g.sub(x, max);
             let e = g.exp(shifted);
             let sum = g.sum(e, &[axis], true);
@@ -165,7 +165,7 @@ impl Operator for LogSoftmax {
         Semantics::composite(|cx| {
             let axis = axis(cx.attrs)?;
             let (g, x) = (&mut *cx.graph, cx.inputs[0]);
-            let max = g.max_reduce(x, &[axis], true);
+            let max = g.max(x, &[axis], true);
             let shifted = g.sub(x, max);
             let e = g.exp(shifted);
             let sum = g.sum(e, &[axis], true);

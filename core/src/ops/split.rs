@@ -14,7 +14,7 @@ impl Operator for Split {
     }
 
     fn signature(&self) -> String {
-        "g.split(x, sizes, axis)".into()
+        "g.split(x, axis, sizes)".into()
     }
 
     fn doc(&self) -> Doc {
@@ -107,7 +107,7 @@ impl Graph {
     /// Cuts `x` along an axis (negative axes count from the last) into parts of the given sizes, which add up to
     /// that of the axis.
     #[track_caller]
-    pub fn split(&mut self, x: impl Into<Value>, sizes: &[usize], axis: i32) -> Vec<Value> {
+    pub fn split(&mut self, x: impl Into<Value>, axis: i32, sizes: &[usize]) -> Vec<Value> {
         let attrs = Attrs::new().with("sizes", sizes).with("axis", axis);
         let node = self.call(OpRef::new(&Split), attrs, vec![x.into()]);
         (0..sizes.len() as u32).map(|port| self.port(node, port)).collect()
@@ -116,11 +116,11 @@ impl Graph {
     /// Cuts `x` along an axis into `n` parts of equal size, the last one smaller where `n` does not divide the
     /// axis; fewer than `n` parts where so many suffice, as in PyTorch's `chunk`.
     #[track_caller]
-    pub fn chunk(&mut self, x: impl Into<Value>, n: usize, axis: i32) -> Vec<Value> {
+    pub fn chunk(&mut self, x: impl Into<Value>, axis: i32, n: usize) -> Vec<Value> {
         let x = x.into();
         let Some(ty) = self.ty(x) else {
             // Poisoned or foreign: the call says what is wrong.
-            return self.split(x, &[0], axis);
+            return self.split(x, axis, &[0]);
         };
         let len = match ty.shape.axis(axis.into()) {
             Ok(axis) => ty.shape[axis],
@@ -135,6 +135,6 @@ impl Graph {
         if len % size != 0 || len == 0 {
             sizes.push(len % size);
         }
-        self.split(x, &sizes, axis)
+        self.split(x, axis, &sizes)
     }
 }

@@ -70,7 +70,7 @@ impl Operator for TakeAlongAxis {
             let [_, len, _] = around_axis(&crate::Shape::new(cx.shape(cx.operand(0)))?, axis);
             let indices = cx.operand(1);
             let dy = cx.grad(0);
-            let dx = cx.put_along_axis(indices, dy, len, axis as i32);
+            let dx = cx.put_along_axis(dy, indices, axis as i32, len);
             Ok(vec![Some(dx.into()), None])
         })
     }

@@ -27,7 +27,7 @@ impl Operator for TopK {
     }
 
     fn signature(&self) -> String {
-        "g.top_k(x, k, axis)".into()
+        "g.top_k(x, axis, k)".into()
     }
 
     fn doc(&self) -> Doc {
@@ -75,7 +75,7 @@ impl Operator for TopK {
             let axis = shape.axis(cx.attrs().int("axis")?)?;
             let indices = cx.result(1);
             let dy = cx.grad(0);
-            let dx = cx.put_along_axis(indices, dy, shape[axis], axis as i32);
+            let dx = cx.put_along_axis(dy, indices, axis as i32, shape[axis]);
             Ok(vec![Some(dx.into())])
         })
     }
@@ -141,7 +141,7 @@ impl Graph {
     /// The `k` largest elements along an axis, largest first: port 0 holds the values, port 1 their positions
     /// (`u32`). Of equal elements the first comes first; NaN counts as largest.
     #[track_caller]
-    pub fn top_k(&mut self, x: impl Into<Value>, k: usize, axis: i32) -> NodeId {
+    pub fn top_k(&mut self, x: impl Into<Value>, axis: i32, k: usize) -> NodeId {
         let attrs = Attrs::new().with("k", k).with("axis", axis);
         self.call(OpRef::new(&TopK), attrs, vec![x.into()])
     }

@@ -129,13 +129,13 @@ fn resize(cx: &mut Expansion, bilinear: bool) -> Result<Vec<Value>, String> {
     for (a, taps) in taps.into_iter().enumerate().filter(|&(a, _)| from[a] != to[a]) {
         let axis = a as i32 + 2;
         let lower = g.constant_u32(taps.lower, &[to[a]]);
-        let first = g.gather_axis(lower, x, axis);
+        let first = g.gather_axis(x, lower, axis);
         if !bilinear {
             x = first.into();
             continue;
         }
         let upper = g.constant_u32(taps.upper, &[to[a]]);
-        let second = g.gather_axis(upper, x, axis);
+        let second = g.gather_axis(x, upper, axis);
         let rest = taps.fraction.iter().map(|f| 1.0 - f).collect();
         let rest = weights(g, rest, a + 2, x);
         let fraction = weights(g, taps.fraction, a + 2, x);
@@ -155,7 +155,7 @@ fn transpose(cx: &mut Expansion, bilinear: bool) -> Result<Vec<Value>, String> {
         let axis = a as i32 + 2;
         let lower = g.constant_u32(taps.lower, &[to[a]]);
         if !bilinear {
-            dy = g.scatter_add_axis(lower, dy, from[a], axis).into();
+            dy = g.scatter_add_axis(dy, lower, axis, from[a]).into();
             continue;
         }
         let upper = g.constant_u32(taps.upper, &[to[a]]);
@@ -163,9 +163,9 @@ fn transpose(cx: &mut Expansion, bilinear: bool) -> Result<Vec<Value>, String> {
         let rest = weights(g, rest, a + 2, dy);
         let fraction = weights(g, taps.fraction, a + 2, dy);
         let first = g.mul(dy, rest);
-        let first = g.scatter_add_axis(lower, first, from[a], axis);
+        let first = g.scatter_add_axis(first, lower, axis, from[a]);
         let second = g.mul(dy, fraction);
-        let second = g.scatter_add_axis(upper, second, from[a], axis);
+        let second = g.scatter_add_axis(second, upper, axis, from[a]);
         dy = g.add(first, second).into();
     }
     Ok(vec![dy])

@@ -104,7 +104,7 @@ mod tests {
         let written = g.assign(early, doubled);
         let scaled = g.mul(written, x);
         let ids = g.input_u32("ids", &[4]);
-        let row = g.gather(ids, scaled);
+        let row = g.gather(scaled, ids);
         g.assign(late, row);
         let y = g.add(row, unrelated);
         g.set_outputs(vec![y]);

@@ -184,11 +184,20 @@ impl Weights {
         Ok(weights)
     }
 
-    /// The bytes of a safetensors file.
+    /// The bytes of a safetensors file, whose metadata say that it is `pt`, as readers of other libraries expect it.
     ///
     /// # Errors
     /// [`Error::InvalidUse`] if the format cannot hold them.
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
+        self.to_bytes_with_metadata("format", "pt")
+    }
+
+    /// [`Weights::to_bytes`] with this entry as its metadata. There is one alone, because the order of several is not
+    /// fixed: equal tensors are to give equal bytes.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn to_bytes_with_metadata(&self, key: &str, value: &str) -> Result<Vec<u8>> {
         let failed = |e: safetensors::SafeTensorError| {
             Error::misuse(
                 format!("safetensors cannot hold these tensors: {e}"),
@@ -207,7 +216,7 @@ impl Weights {
             view.map(|view| (name.as_str(), view))
         });
         let views = views.collect::<std::result::Result<Vec<_>, _>>().map_err(failed)?;
-        let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+        let metadata = HashMap::from([(key.to_owned(), value.to_owned())]);
         safetensors::serialize(views, Some(metadata)).map_err(failed)
     }
 

@@ -93,7 +93,7 @@ impl Maker<'_> {
                 self.graph.reshape(x, &other)
             }
             9 if rank > 1 => {
-                let mut axes: Vec<u32> = (0..rank as u32).collect();
+                let mut axes: Vec<i32> = (0..rank as i32).collect();
                 let shift = 1 + self.rng.below(rank - 1);
                 axes.rotate_left(shift);
                 self.graph.permute(x, &axes)

@@ -176,15 +176,13 @@ fn gradients_through_both_results() {
 fn builders_are_forms_of_one_operator() {
     let mut g = Graph::new();
     let (q, k) = (g.input("q", &[3, 8]), g.input("k", &[5, 4]));
-    let full = g.full_attention(q, k, k, 4, 2, 2);
-    let cross = g.cross_attention(q, k, k, 4, 2, 2);
+    let full = g.attention(q, k, k, AttentionOptions::new(4, 2, 2));
     let causal = g.causal_attention(q, k, k, 4, 2, 2);
-    let equal = g.multi_head_attn(q, q, q, 4);
+    let window = g.sliding_window_attention(q, k, k, 4, 2, 2, 3);
     assert!(g.errors().is_empty(), "{:?}", g.errors());
     let attrs = |id: meganeura_core::NodeId| g.nodes()[id.index()].op().expect("a call").1.clone();
-    assert_eq!(attrs(full), attrs(cross));
     assert_eq!(attrs(full).with("causal", true), attrs(causal));
-    assert_eq!(attrs(equal), attrs(full).with("num_kv_heads", 4i64));
+    assert_eq!(attrs(causal).with("window", 3i64), attrs(window));
     assert_eq!(attrs(full).float("scale"), Ok(1.0 / 2f64.sqrt()));
 }
 

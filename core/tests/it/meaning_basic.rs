@@ -44,7 +44,7 @@ fn gradient(g: &mut Graph, y: Value, x: &str, list: &[(&str, &[f64])]) -> Vec<f6
 fn top_k_puts_nan_first_and_equal_elements_in_order() {
     let mut g = Graph::new();
     let x = g.input("x", &[6]);
-    let top = g.top_k(x, 4, 0);
+    let top = g.top_k(x, 0, 4);
     let results = [g.port(top, 0), g.port(top, 1)];
     let data = [("x", &[1.0, 3.0, NAN, 3.0, -INF, NAN][..])];
     let found = values(&mut g, &results, &data);
@@ -72,7 +72,7 @@ fn integers_have_a_smallest_element_at_their_limits() {
     ] {
         let mut g = Graph::new();
         let x = g.input_typed("x", &[3], dtype);
-        let (least, at) = (g.min_reduce(x, &[], false), g.argmin(x, 0));
+        let (least, at) = (g.min(x, &[], false), g.argmin(x, 0));
         let found = values(&mut g, &[least.into(), at.into()], &[("x", &data)]);
         let want = if dtype == DType::I32 { 0 } else { 1 };
         assert_eq!(found, [[data[want]], [want as f64]]);
@@ -146,7 +146,7 @@ fn masks_hide_what_is_not_a_number() {
     let mut g = Graph::new();
     let (x, m) = (g.input("x", &[3]), g.input_u32("m", &[3]));
     let y = g.masked_fill(x, m, f32::NEG_INFINITY);
-    let z = g.where_(m, y, x);
+    let z = g.select(m, y, x);
     let low = g.reshape(x, &[1, 3]);
     let low = g.triu(low, 3);
     let data: [(&str, &[f64]); 2] = [("x", &[1.0, NAN, INF]), ("m", &[0.0, 1.0, 1.0])];
@@ -155,10 +155,23 @@ fn masks_hide_what_is_not_a_number() {
 }
 
 #[test]
+fn negative_axes_of_a_permutation_count_from_the_last() {
+    let mut g = Graph::new();
+    let x = g.input("x", &[1, 2, 3]);
+    let y = g.permute(x, &[-1, 0, -2]);
+    assert_eq!(g.shape(y), [3, 1, 2]);
+    let data: [(&str, &[f64]); 1] = [("x", &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0])];
+    assert_eq!(values(&mut g, &[y.into()], &data), [[0.0, 3.0, 1.0, 4.0, 2.0, 5.0]]);
+    // Rules and kernels see axes that count from the first.
+    let attrs = g.nodes()[y.index()].op().expect("a call").1.clone();
+    assert_eq!(attrs.ints("axes"), Ok(&[2, 0, 1][..]));
+}
+
+#[test]
 fn an_unused_part_of_a_split_has_no_gradient() {
     let mut g = Graph::new();
     let x = g.input("x", &[5]);
-    let parts = g.split(x, &[2, 1, 2], 0);
+    let parts = g.split(x, 0, &[2, 1, 2]);
     assert_eq!(
         gradient(&mut g, parts[2], "x", &[("x", &[0.0; 5])]),
         [0.0, 0.0, 0.0, 1.0, 2.0]
@@ -170,7 +183,7 @@ fn chunks_are_equal_but_for_the_last() {
     let mut g = Graph::new();
     let x = g.input("x", &[2, 7]);
     let mut sizes = |n: usize| -> Vec<usize> {
-        let parts = g.chunk(x, n, -1);
+        let parts = g.chunk(x, -1, n);
         parts.into_iter().map(|p| g.shape(p)[1]).collect()
     };
     assert_eq!(sizes(1), [7]);
@@ -179,7 +192,7 @@ fn chunks_are_equal_but_for_the_last() {
     assert_eq!(sizes(5), [2, 2, 2, 1]);
     assert_eq!(sizes(100), [1; 7]);
     let nothing = g.input("nothing", &[0]);
-    let parts = g.chunk(nothing, 3, 0);
+    let parts = g.chunk(nothing, 0, 3);
     assert_eq!(parts.len(), 1);
     assert_eq!(g.shape(parts[0]), [0]);
     assert!(g.errors().is_empty(), "{:?}", g.errors());
@@ -190,11 +203,11 @@ fn what_follows_a_wrong_call_is_not_reported_again() {
     let mut g = Graph::new();
     let x = g.input("x", &[3]);
     let bad = g.tile(x, &[1, 2]);
-    let parts = g.chunk(bad, 2, 0);
+    let parts = g.chunk(bad, 0, 2);
     g.relu(parts[0]);
-    let pieces = g.split(bad, &[1, 2], 0);
+    let pieces = g.split(bad, 0, &[1, 2]);
     g.relu(pieces[1]);
-    let top = g.top_k(bad, 1, 0);
+    let top = g.top_k(bad, 0, 1);
     g.tril(top, 0);
     assert_eq!(g.errors().len(), 1, "{:?}", g.errors());
 }

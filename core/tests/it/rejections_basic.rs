@@ -102,12 +102,28 @@ fn integers() {
 fn reductions() {
     rejects(&["core.min_reduce", "axis 2 is out of range"], |g| {
         let x = g.input("x", &[3, 4]);
-        g.min_reduce(x, &[2], false);
+        g.min(x, &[2], false);
     });
     rejects(&["core.min_reduce", "smallest of no elements"], |g| {
         let x = g.input("x", &[3, 0]);
-        g.min_reduce(x, &[1], false);
+        g.min(x, &[1], false);
     });
+    let permuted = |axes: &'static [i32]| {
+        move |g: &mut Graph| {
+            let x = g.input("x", &[3, 4, 5]);
+            g.permute(x, axes);
+        }
+    };
+    rejects(&["core.permute", "axis 3 is out of range"], permuted(&[0, 1, 3]));
+    rejects(&["core.permute", "axis -4 is out of range"], permuted(&[0, 1, -4]));
+    rejects(&["core.permute", "name axis 2 twice"], permuted(&[2, 0, -1]));
+    rejects(&["core.permute", "not all axes"], permuted(&[2, -3]));
+    rejects_attrs(
+        &["axis -1 of a call must count from the first"],
+        "core.permute",
+        &[(F32, &[3, 4])],
+        Attrs::new().with("axes", vec![-1i64, 0]),
+    );
     rejects(&["core.prod", "name one axis twice"], |g| {
         let x = g.input("x", &[3, 4]);
         g.prod(x, &[0, -2], false);
@@ -156,11 +172,11 @@ fn reductions() {
 fn indices() {
     rejects(&["core.top_k", "k = 5", "4 elements of axis 1"], |g| {
         let x = g.input("x", &[3, 4]);
-        g.top_k(x, 5, 1);
+        g.top_k(x, 1, 5);
     });
     rejects(&["core.top_k", "axis 2 is out of range"], |g| {
         let x = g.input("x", &[3, 4]);
-        g.top_k(x, 1, 2);
+        g.top_k(x, 2, 1);
     });
     let attrs = Attrs::new().with("k", -1i64).with("axis", 0);
     rejects_attrs(&["'k' is negative"], "core.top_k", &[(F32, &[3])], attrs);
@@ -181,11 +197,11 @@ fn indices() {
     rejects(&["core.put_along_axis", "the same shape", "u32[3]", "f32[4]"], |g| {
         let i = g.input_u32("i", &[3]);
         let x = g.input("x", &[4]);
-        g.put_along_axis(i, x, 9, 0);
+        g.put_along_axis(x, i, 0, 9);
     });
     rejects(&["core.put_along_axis", "must be u32"], |g| {
         let x = g.input("x", &[4]);
-        g.put_along_axis(x, x, 9, 0);
+        g.put_along_axis(x, x, 0, 9);
     });
     let attrs = Attrs::new().with("size", -2i64).with("axis", 0);
     let inputs: [(DType, &[usize]); 2] = [(DType::U32, &[3]), (F32, &[3])];
@@ -193,7 +209,7 @@ fn indices() {
     rejects(&["core.put_along_axis", "more elements than memory"], |g| {
         let i = g.input_u32("i", &[3, 4]);
         let x = g.input("x", &[3, 4]);
-        g.put_along_axis(i, x, usize::MAX / 4, 0);
+        g.put_along_axis(x, i, 0, usize::MAX / 4);
     });
     rejects(&["core.one_hot", "ids must be u32"], |g| {
         let x = g.input("x", &[4]);
@@ -267,28 +283,28 @@ fn scatters() {
 fn movement() {
     rejects(&["core.split", "add up to 6", "axis 1 of f32[3, 4] has 4"], |g| {
         let x = g.input("x", &[3, 4]);
-        assert_eq!(g.split(x, &[3, 3], 1).len(), 2);
+        assert_eq!(g.split(x, 1, &[3, 3]).len(), 2);
     });
     rejects(&["core.split", "more than can be counted"], |g| {
         let x = g.input("x", &[3, 4]);
         // Attributes are signed, so that it takes three to overflow.
-        g.split(x, &[isize::MAX as usize; 3], 1);
+        g.split(x, 1, &[isize::MAX as usize; 3]);
     });
     rejects(&["core.split", "list of sizes is empty"], |g| {
         let x = g.input("x", &[0]);
-        g.split(x, &[], 0);
+        g.split(x, 0, &[]);
     });
     rejects(&["core.split", "axis 2 is out of range"], |g| {
         let x = g.input("x", &[3, 4]);
-        g.split(x, &[3], 2);
+        g.split(x, 2, &[3]);
     });
     rejects(&["core.split", "cut into no parts"], |g| {
         let x = g.input("x", &[3, 4]);
-        g.chunk(x, 0, 1);
+        g.chunk(x, 1, 0);
     });
     rejects(&["core.split", "axis -3 is out of range"], |g| {
         let x = g.input("x", &[3, 4]);
-        g.chunk(x, 2, -3);
+        g.chunk(x, -3, 2);
     });
     let sizes = Attrs::new().with("axis", 0).with("sizes", Attr::Ints(vec![4, -1]));
     rejects_attrs(&["negative entry -1"], "core.split", &[(F32, &[3])], sizes);

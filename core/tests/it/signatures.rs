@@ -7,7 +7,7 @@ use meganeura_core::ops::document;
 use meganeura_core::registry;
 
 /// Operators that only rules, derivatives and optimizers make.
-const WITHOUT: [&str; 25] = [
+const WITHOUT: [&str; 24] = [
     "core.add_layer_norm",
     "core.add_rms_norm",
     "core.attention_grad",
@@ -32,7 +32,6 @@ const WITHOUT: [&str; 25] = [
     "core.swiglu_grad",
     "core.upsample_bilinear2d_grad",
     "core.upsample_nearest2d_grad",
-    "optim.bias_correction",
 ];
 
 /// The texts of all files of operators.

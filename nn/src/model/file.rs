@@ -6,6 +6,7 @@ use std::io::{self, Read};
 use std::path::Path;
 
 use meganeura_core::files::sha256;
+use meganeura_core::{Weight, Weights};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -33,19 +34,14 @@ struct WeightsFile {
 
 /// The contents of both files; `folder` is where they are to be written.
 pub(super) fn encode(model: &Model, folder: &Path) -> Result<(Vec<u8>, Vec<u8>), ModelError> {
-    let bytes: Vec<Vec<u8>> = model
-        .tensors
-        .iter()
-        .map(|t| t.values.iter().flat_map(|v| v.to_le_bytes()).collect())
-        .collect();
     let unwritable = |field: &'static str, message: String| ModelError::Invalid { field, message };
-    let mut views = Vec::new();
-    for (tensor, bytes) in model.tensors.iter().zip(&bytes) {
-        let view = TensorView::new(Dtype::F32, tensor.leaf.shape.clone(), bytes)
-            .map_err(|e| unwritable("weights", format!("'{}': {e}", tensor.leaf.name)))?;
-        views.push((&tensor.leaf.name, view));
+    let mut weights = Weights::default();
+    for Tensor { leaf, values } in &model.tensors {
+        let weight =
+            Weight::f32(&leaf.shape, values).map_err(|e| unwritable("weights", format!("'{}': {e}", leaf.name)))?;
+        weights.insert(&leaf.name, weight);
     }
-    let weights = safetensors::serialize(views, None).map_err(|e| unwritable("weights", e.to_string()))?;
+    let weights = weights.to_bytes().map_err(|e| unwritable("weights", e.to_string()))?;
     let value = |field: &'static str, value: Result<Value, serde_json::Error>| {
         value.map_err(|e| unwritable(field, format!("{e}; it was for {}", folder.display())))
     };

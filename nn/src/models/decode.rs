@@ -84,14 +84,14 @@ impl LlamaConfig {
         }
         if batch.is_empty() {
             // An index that is fed is known to be in range before the caches are written.
-            return g.gather(row, x);
+            return g.gather(x, row);
         }
         let sequences: usize = per_sequence.iter().product();
         let flat = g.reshape(x, &[sequences * rows, self.dim]);
         let starts = (0..sequences).map(|s| (s * rows) as u32).collect();
         let starts = g.constant_u32(starts, per_sequence);
         let row = g.add(row, starts);
-        let chosen = g.gather(row, flat);
+        let chosen = g.gather(flat, row);
         g.reshape(chosen, &[batch, &[1, self.dim]].concat())
     }
 }

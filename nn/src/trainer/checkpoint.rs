@@ -16,8 +16,8 @@ use std::path::{Path, PathBuf};
 use meganeura_core::files::{sha256, write_atomically};
 use meganeura_core::plan::TensorView as PlanTensor;
 use meganeura_core::session::Progress;
-use meganeura_core::{DType, Error, Session};
-use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use meganeura_core::{DType, Error, Session, Weight, Weights as Tensors};
+use safetensors::tensor::{Dtype, SafeTensors};
 use serde::{Deserialize, Serialize};
 
 use super::early_stopping::{Tracker, Weights};
@@ -367,25 +367,6 @@ fn clean(folder: &Path, current: &str) {
 }
 
 fn encode(folder: &Path, state: &RunState, session: &mut Session, best: &Weights) -> Result<Vec<u8>, TrainError> {
-    let mut tensors: Vec<(String, Vec<usize>, Vec<u8>)> = Vec::new();
-    let mut add = |name: String, shape: &[usize], values: &[f32]| {
-        let bytes = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-        tensors.push((name, shape.to_vec(), bytes));
-    };
-    for view in session.plan().parameters() {
-        let values = session.try_read_parameter(&view.name)?;
-        add(view.name, view.ty.shape.dims(), &values);
-    }
-    for view in session.plan().states() {
-        let values = session.try_read_state(&view.name)?;
-        add(format!("{STATE}{}", view.name), view.ty.shape.dims(), &values);
-    }
-    for (prefix, list) in [(BEST_PARAMETER, &best.parameters), (BEST_STATE, &best.states)] {
-        for (name, values) in list {
-            add(format!("{prefix}{name}"), &[values.len()], values);
-        }
-    }
-    tensors.sort_by(|a, b| a.0.cmp(&b.0));
     let unwritable = |message: String| {
         TrainError::from(Error::file(
             folder,
@@ -393,16 +374,29 @@ fn encode(folder: &Path, state: &RunState, session: &mut Session, best: &Weights
             "rename the parameter: names that begin with 'state/' or 'best/' are taken",
         ))
     };
-    if let Some(pair) = tensors.windows(2).find(|pair| pair[0].0 == pair[1].0) {
-        return Err(unwritable(format!("two of its tensors are named '{}'", pair[0].0)));
+    let mut tensors = Tensors::default();
+    let mut add = |name: String, shape: &[usize], values: &[f32]| {
+        if tensors.get(&name).is_some() {
+            return Err(unwritable(format!("two of its tensors are named '{name}'")));
+        }
+        let tensor = Weight::f32(shape, values).map_err(|e| unwritable(e.to_string()))?;
+        tensors.insert(name, tensor);
+        Ok(())
+    };
+    for view in session.plan().parameters() {
+        let values = session.try_read_parameter(&view.name)?;
+        add(view.name, view.ty.shape.dims(), &values)?;
+    }
+    for view in session.plan().states() {
+        let values = session.try_read_state(&view.name)?;
+        add(format!("{STATE}{}", view.name), view.ty.shape.dims(), &values)?;
+    }
+    for (prefix, list) in [(BEST_PARAMETER, &best.parameters), (BEST_STATE, &best.states)] {
+        for (name, values) in list {
+            add(format!("{prefix}{name}"), &[values.len()], values)?;
+        }
     }
     let run = ron::to_string(state).map_err(|e| unwritable(e.to_string()))?;
-    let views = tensors.iter().map(|(name, shape, bytes)| {
-        let view = TensorView::new(Dtype::F32, shape.clone(), bytes);
-        view.map(|view| (name, view))
-    });
-    let views = views
-        .collect::<Result<Vec<_>, _>>()
-        .map_err(|e| unwritable(e.to_string()))?;
-    safetensors::serialize(views, Some(HashMap::from([(RUN.to_owned(), run)]))).map_err(|e| unwritable(e.to_string()))
+    let bytes = tensors.to_bytes_with_metadata(RUN, &run);
+    bytes.map_err(|e| unwritable(e.to_string()))
 }

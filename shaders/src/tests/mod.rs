@@ -487,7 +487,7 @@ fn scatters_of_many_updates_make_lists() {
     let scatter = |count: usize| {
         launches_of(|g| {
             let (ids, updates) = (g.input_u32("ids", &[count]), g.input("updates", &[count, 3]));
-            g.scatter_add(ids, updates, 50)
+            g.scatter_add(updates, ids, 50)
         })
     };
     assert_eq!([scatter(32), scatter(33)], [1, 3]);

@@ -178,7 +178,7 @@ fn gather() -> Graph {
     let mut g = Graph::new();
     let ids = g.input_u32("ids", &[2]);
     let table = g.constant((0..12u8).map(f32::from).collect(), &[4, 3]);
-    let y = g.gather(ids, table);
+    let y = g.gather(table, ids);
     let y = g.sum_all(y);
     g.set_outputs(vec![y]);
     g
@@ -188,7 +188,7 @@ fn scatter() -> Graph {
     let mut g = Graph::new();
     let ids = g.input_u32("ids", &[2]);
     let updates = g.constant((0..6u8).map(f32::from).collect(), &[2, 3]);
-    let y = g.scatter_add(ids, updates, 4);
+    let y = g.scatter_add(updates, ids, 4);
     let y = g.sum_all(y);
     g.set_outputs(vec![y]);
     g

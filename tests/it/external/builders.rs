@@ -25,8 +25,8 @@ fn plain(g: &mut Graph, op: &str, x: &[NodeId]) -> Option<NodeId> {
             gelu_erf sum_all mean_all flatten transpose
         ]),
         [a, b] => dispatch!(g, op, (a, b), [
-            add sub mul div modulo pow max min less_than less_equal greater_than greater_equal equal not_equal embedding
-            gather matmul matmul_at matmul_bt bias_add cross_entropy_loss mse_loss
+            add sub mul div modulo pow less_than less_equal greater_than greater_equal equal not_equal embedding
+            matmul matmul_at matmul_bt bias_add cross_entropy_loss mse_loss
         ]),
         [a, b, c] => dispatch!(g, op, (a, b, c), [select]),
         _ => {}
@@ -43,7 +43,11 @@ fn with_attrs(g: &mut Graph, op: &str, x: &[NodeId], attrs: &Attrs) -> NodeId {
     let shape = || attrs.ints::<usize>("shape");
     let reduced = || (attrs.ints::<i32>("axes"), attrs.0["keep_dims"] == true);
     let limits = || (attrs.ints::<usize>("starts"), attrs.ints::<usize>("ends"));
+    // Cases have the names and operands of operators, builder methods the names and arguments of NumPy.
     match op {
+        "max" => g.maximum(x[0], x[1]),
+        "min" => g.minimum(x[0], x[1]),
+        "gather" => g.gather(x[1], x[0]),
         "leaky_relu" => g.leaky_relu(x[0], attrs.float("negative_slope")),
         "clamp" => g.clamp(x[0], attrs.float("low"), attrs.float("high")),
         "cast" => g.cast(x[0], dtype(&text(&attrs.0["to"]))),
@@ -53,13 +57,13 @@ fn with_attrs(g: &mut Graph, op: &str, x: &[NodeId], attrs: &Attrs) -> NodeId {
         }
         "sum" => g.sum(x[0], &reduced().0, reduced().1),
         "mean" => g.mean(x[0], &reduced().0, reduced().1),
-        "max_reduce" => g.max_reduce(x[0], &reduced().0, reduced().1),
+        "max_reduce" => g.max(x[0], &reduced().0, reduced().1),
         "argmax" => g.argmax(x[0], attrs.axis()),
         "softmax" => g.softmax(x[0], attrs.axis()),
         "log_softmax" => g.log_softmax(x[0], attrs.axis()),
         "reshape" => g.reshape(x[0], &shape()),
         "expand" => g.expand(x[0], &shape()),
-        "permute" => g.permute(x[0], &attrs.ints::<u32>("axes")),
+        "permute" => g.permute(x[0], &attrs.ints::<i32>("axes")),
         "slice" => g.slice(x[0], &limits().0, &limits().1),
         "slice_strided" => g.slice_strided(x[0], &limits().0, &limits().1, &attrs.ints::<usize>("steps")),
         "concat" => g.concat(x, attrs.axis()),
@@ -67,7 +71,7 @@ fn with_attrs(g: &mut Graph, op: &str, x: &[NodeId], attrs: &Attrs) -> NodeId {
             let widths = |name| attrs.ints::<usize>(name);
             g.pad(x[0], &widths("low"), &widths("high"), attrs.float("value"))
         }
-        "scatter_add" => g.scatter_add(x[0], x[1], attrs.float("rows") as usize),
+        "scatter_add" => g.scatter_add(x[1], x[0], attrs.float("rows") as usize),
         "conv2d" => g.conv2d(x[0], x[1], attrs.conv()),
         "conv2d_input_grad" => g.conv2d_input_grad(x[0], x[1], attrs.pair("input_size"), attrs.conv()),
         "conv2d_weight_grad" => g.conv2d_weight_grad(x[0], x[1], attrs.pair("kernel_size"), attrs.conv()),

@@ -210,6 +210,6 @@ fn what_is_infinite_stays_so() {
 #[test]
 fn few_queries_use_no_matrix_units() {
     check(&[&[2, 5, 64], &[2, 200, 64], &[2, 200, 64]], 0, |g, x| {
-        vec![g.full_attention(x[0], x[1], x[2], 4, 4, 16)]
+        vec![g.attention(x[0], x[1], x[2], AttentionOptions::new(4, 4, 16))]
     });
 }

@@ -246,14 +246,14 @@ fn convolutions_and_their_derivatives() {
 fn reductions_of_all_forms() {
     check(&[&[300_001]], 1e-4, |g, x| {
         let sum = g.sum_all(x[0]);
-        let most = g.max_reduce(x[0], &[], false);
+        let most = g.max(x[0], &[], false);
         vec![sum, most]
     });
     check(&[&[5_001, 70]], 1e-4, |g, x| {
         vec![g.sum(x[0], &[0], false), g.mean(x[0], &[1], false)]
     });
     check(&[&[3, 20_001]], 1e-4, |g, x| {
-        vec![g.sum(x[0], &[1], true), g.max_reduce(x[0], &[1], false)]
+        vec![g.sum(x[0], &[1], true), g.max(x[0], &[1], false)]
     });
     check(&[&[40, 300, 9]], 1e-4, |g, x| {
         vec![g.sum(x[0], &[1], false), g.sum(x[0], &[0, 2], false)]
@@ -271,7 +271,7 @@ fn scatters_of_many_updates() {
     for (count, rows) in [(33, 7), (100, 300), (500, 3), (257, 1), (1000, 999)] {
         check(&[&[count, 5]], 1e-5, |g, x| {
             let ids = g.constant_u32(ids(count, rows as u32), &[count]);
-            vec![g.scatter_add(ids, x[0], rows)]
+            vec![g.scatter_add(x[0], ids, rows)]
         });
         check(&[&[2, count, 3], &[2, rows, 3]], 0.0, |g, x| {
             let ids = g.constant_u32(ids(count, rows as u32), &[count]);
@@ -280,7 +280,7 @@ fn scatters_of_many_updates() {
     }
     check(&[&[3, 40, 2]], 1e-5, |g, x| {
         let ids = g.constant_u32(ids(40, 9), &[40]);
-        vec![g.scatter_add_axis(ids, x[0], 11, 1)]
+        vec![g.scatter_add_axis(x[0], ids, 1, 11)]
     });
 }
 
@@ -359,7 +359,7 @@ fn rows_that_are_written_out_and_longer_ones() {
             let scaled = g.mul(x[0], x[1]);
             vec![g.softmax(scaled, -1), g.layer_norm(x[0], x[1], x[2], 1e-5)]
         });
-        check(&[&[rows, columns]], 1e-4, |g, x| vec![g.max_reduce(x[0], &[1], false)]);
+        check(&[&[rows, columns]], 1e-4, |g, x| vec![g.max(x[0], &[1], false)]);
     }
 }
 

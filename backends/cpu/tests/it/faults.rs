@@ -31,7 +31,7 @@ fn embedding_model() -> Session {
     let ids = graph.input_u32("ids", &[2]);
     let table = graph.parameter("table", &[4, 3]);
     let weight = graph.parameter("weight", &[3, 5]);
-    let rows = graph.gather(ids, table);
+    let rows = graph.gather(table, ids);
     let y = graph.matmul(rows, weight);
     let loss = graph.mean_all(y);
     let last = graph.state("last", &[]);
@@ -79,7 +79,7 @@ fn a_bad_row_of_scatter_add_stops_the_step() {
     let mut graph = Graph::new();
     let ids = graph.input_u32("ids", &[3]);
     let updates = graph.input("updates", &[3, 2]);
-    let sum = graph.scatter_add(ids, updates, 4);
+    let sum = graph.scatter_add(updates, ids, 4);
     let state = graph.state("state", &[4, 2]);
     graph.assign(state, sum);
     graph.set_outputs(vec![sum]);

@@ -132,7 +132,7 @@ fn sizes_beyond_runs_and_tasks() {
                 let (x, y) = (g.input("x", s), g.input("y", s));
                 let product = g.mul(x, y);
                 let (sum, top) = (g.sum(product, axes, false), g.tanh(x));
-                let top = g.max_reduce(top, axes, true);
+                let top = g.max(top, axes, true);
                 vec![sum, top]
             });
         }

@@ -129,7 +129,7 @@ fn the_largest_of_many_with_ties() {
 fn zeros_of_both_signs_are_equal_and_keep_theirs() {
     let mut graph = Graph::new();
     let x = graph.input("x", &[5]);
-    let top = graph.top_k(x, 5, 0);
+    let top = graph.top_k(x, 0, 5);
     let indices = graph.port(top, 1);
     graph.set_outputs(vec![top.into(), indices]);
     let device: Arc<dyn Device> = Arc::new(CpuDevice::new(1));

@@ -28,6 +28,8 @@ const PRELUDE: &str = r#"
 (function type (T) i64 :merge (min old new))
 (function ord (T) i64 :merge (min old new))
 (function uniform (T) f64 :merge (min old new))
+(function lower-triangle (T) f64 :merge (min old new))
+(function upper-triangle (T) f64 :merge (min old new))
 (function pack-group (T) i64 :merge (min old new))
 (function rank (i64) i64 :no-merge)
 (function rows (i64) i64 :no-merge)

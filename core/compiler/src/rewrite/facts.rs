@@ -14,6 +14,10 @@ pub(super) enum FactName {
     Type,
     /// `(uniform x)`: the value of a constant whose elements are all equal.
     Uniform,
+    /// `(lower-triangle x)`: the value of a constant up to the diagonal that ends in the last corner, if all behind it is 0.
+    LowerTriangle,
+    /// `(upper-triangle x)`: the value of a constant behind that diagonal, if all up to it is 0.
+    UpperTriangle,
     /// `(pack-group x)`: equal for parameters that may be stored together.
     PackGroup,
     /// `(ord x)`: a number of the value, to break symmetry.
@@ -47,6 +51,8 @@ type Declaration = (&'static str, FactName, &'static [Sort], Sort);
 pub(super) const FACTS: &[Declaration] = &[
     ("type", FactName::Type, &[Sort::Tensor], Sort::Int),
     ("uniform", FactName::Uniform, &[Sort::Tensor], Sort::Float),
+    ("lower-triangle", FactName::LowerTriangle, &[Sort::Tensor], Sort::Float),
+    ("upper-triangle", FactName::UpperTriangle, &[Sort::Tensor], Sort::Float),
     ("pack-group", FactName::PackGroup, &[Sort::Tensor], Sort::Int),
     ("ord", FactName::Ord, &[Sort::Tensor], Sort::Int),
     ("rank", FactName::Rank, &[Sort::Int], Sort::Int),
@@ -70,6 +76,13 @@ pub(super) const OF_TYPE: &[(&str, FactName)] = &[
     ("dtype", FactName::DType),
     ("last-axis", FactName::LastAxis),
     ("swap-last", FactName::SwapLast),
+];
+
+/// Facts of the elements of a constant.
+pub(super) const OF_CONSTANT: &[(&str, FactName)] = &[
+    ("uniform", FactName::Uniform),
+    ("lower-triangle", FactName::LowerTriangle),
+    ("upper-triangle", FactName::UpperTriangle),
 ];
 
 /// A fact about a type; `None` where the type has no such value (rows of a vector), so that a pattern that asks
@@ -100,21 +113,69 @@ pub(super) fn of_type(fact: FactName, ty: &TensorType, axis: Option<i64>) -> Opt
             axes.swap(first, first + 1);
             return Some(Scalar::Str(ints_text(&axes).into()));
         }
-        FactName::Type | FactName::Uniform | FactName::PackGroup | FactName::Ord | FactName::Cap => None,
+        FactName::Type | FactName::PackGroup | FactName::Ord | FactName::Cap => None,
+        FactName::Uniform | FactName::LowerTriangle | FactName::UpperTriangle => None,
     };
     int.map(Scalar::Int)
 }
 
-/// The value of a constant whose elements are all equal, as the shortest decimal that gives the `f32`: 0.1 and not
-/// 0.100000001. Integers are exact. `None` for other constants and for NaN.
-pub(super) fn uniform(data: &ConstantData) -> Option<f64> {
+/// A fact about the elements of a constant; `None` where there is no such value. Of floats it is the shortest decimal that
+/// gives the `f32`: 0.1 and not 0.100000001. Integers are exact. NaN is no value.
+pub(super) fn of_constant(fact: FactName, data: &ConstantData, shape: &[usize]) -> Option<f64> {
+    match fact {
+        FactName::Uniform => uniform(data),
+        FactName::LowerTriangle => triangle(data, shape, false),
+        FactName::UpperTriangle => triangle(data, shape, true),
+        _ => None,
+    }
+}
+
+/// Whether an element of a constant of that shape (a matrix for each of its leading axes) is behind the diagonal that ends
+/// in the last corner: the key of a causal mask that its query does not see. `None` if there is no such diagonal.
+pub(super) fn behind_diagonal(shape: &[usize]) -> Option<impl Fn(usize) -> bool + use<>> {
+    let &[.., rows, columns] = shape else { return None };
+    let shift = columns.checked_sub(rows)?;
+    (rows > 0).then_some(move |at: usize| at % columns > at / columns % rows + shift)
+}
+
+/// The value on one side of the diagonal of a causal mask, if there is 0 of either sign on the other.
+fn triangle(data: &ConstantData, shape: &[usize], upper: bool) -> Option<f64> {
+    let behind = behind_diagonal(shape)?;
+    let size = data.dtype().block().bytes;
+    let sign = if data.dtype().is_float() { 0x80 } else { 0 };
+    let zero = |element: &[u8]| match element {
+        [low @ .., high] => low.iter().all(|b| *b == 0) && high & !sign == 0,
+        [] => true,
+    };
+    let mut value: Option<&[u8]> = None;
+    for (at, element) in data.bytes().chunks_exact(size).enumerate() {
+        match value {
+            _ if behind(at) != upper => {
+                if !zero(element) {
+                    return None;
+                }
+            }
+            None => value = Some(element),
+            Some(value) if value != element => return None,
+            Some(_) => {}
+        }
+    }
+    number(data.dtype(), value?)
+}
+
+fn uniform(data: &ConstantData) -> Option<f64> {
     let size = data.dtype().block().bytes;
     let first = data.bytes().get(..size)?;
     if data.bytes().chunks_exact(size).any(|element| element != first) {
         return None;
     }
-    let element = data.first()?;
-    let shortest = match data.dtype() {
+    number(data.dtype(), first)
+}
+
+/// An element as rules see it.
+fn number(dtype: DType, element: &[u8]) -> Option<f64> {
+    let element = ConstantData::from_bytes(dtype, element.to_vec())?.first()?;
+    let shortest = match dtype {
         // Every half-precision number is an f32.
         DType::F32 | DType::F16 | DType::BF16 => (element as f32).to_string().parse().ok()?,
         _ => element,
@@ -156,6 +217,7 @@ mod tests {
 
     #[test]
     fn uniform_constants() {
+        let uniform = |data: &ConstantData| of_constant(FactName::Uniform, data, &[data.len()]);
         let f32s = |v: &[f32]| uniform(&ConstantData::from_f32(v.to_vec()));
         assert_eq!(f32s(&[0.1, 0.1]), Some(0.1));
         assert_eq!(f32s(&[0.1, 0.2]), None);
@@ -164,5 +226,33 @@ mod tests {
         assert_eq!(f32s(&[f32::NAN]), None);
         assert_eq!(uniform(&ConstantData::from_u32(vec![4_000_000_000])), Some(4e9));
         assert_eq!(uniform(&ConstantData::splat(DType::F16, 0.5)), Some(0.5));
+    }
+
+    #[test]
+    fn causal_masks() {
+        const LOW: f32 = f32::NEG_INFINITY;
+        let of = |fact, v: &[f32], shape: &[usize]| of_constant(fact, &ConstantData::from_f32(v.to_vec()), shape);
+        let upper = |v: &[f32], shape: &[usize]| of(FactName::UpperTriangle, v, shape);
+        let lower = |v: &[f32], shape: &[usize]| of(FactName::LowerTriangle, v, shape);
+        assert_eq!(upper(&[0.0, -1e9, 0.0, 0.0], &[2, 2]), Some(-1e9));
+        assert_eq!(upper(&[0.0, LOW, -0.0, 0.0], &[2, 2]), Some(f64::NEG_INFINITY));
+        // More keys than queries, and the same for each of several matrices.
+        let wide = [0.0, 0.0, LOW, 0.0, 0.0, 0.0];
+        assert_eq!(upper(&wide, &[2, 3]), Some(f64::NEG_INFINITY));
+        assert_eq!(upper(&[wide, wide].concat(), &[2, 1, 2, 3]), Some(f64::NEG_INFINITY));
+        assert_eq!(upper(&[&wide[..], &[0.0; 6]].concat(), &[2, 2, 3]), None);
+        // Another diagonal, another value, a number where there is to be 0, fewer keys than queries, no matrix.
+        assert_eq!(upper(&[0.0, LOW, LOW, 0.0, 0.0, LOW], &[2, 3]), None);
+        assert_eq!(upper(&[0.0, -1.0, -2.0, 0.0, 0.0, -1.0, 0.0, 0.0, 0.0], &[3, 3]), None);
+        assert_eq!(upper(&[0.5, LOW, 0.0, 0.0], &[2, 2]), None);
+        assert_eq!(upper(&[0.0; 6], &[3, 2]), None);
+        assert_eq!(upper(&[0.0, LOW], &[2]), None);
+        assert_eq!(lower(&[1.0, 0.0, 1.0, 1.0], &[2, 2]), Some(1.0));
+        assert_eq!(lower(&[1.0, 1.0, 1.0, 1.0], &[2, 2]), None);
+        assert_eq!(upper(&[0.0, 0.0], &[1, 2]), None);
+        let ones = ConstantData::from_u32(vec![1, 0, 1, 1]);
+        assert_eq!(of_constant(FactName::LowerTriangle, &ones, &[2, 2]), Some(1.0));
+        let sign = ConstantData::from_u32(vec![1, 1 << 31, 1, 1]);
+        assert_eq!(of_constant(FactName::LowerTriangle, &sign, &[2, 2]), None);
     }
 }

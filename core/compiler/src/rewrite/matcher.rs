@@ -272,7 +272,9 @@ impl Search<'_, '_> {
     fn fact(&self, fact: FactName, first: &Bound, second: Option<&Bound>) -> Option<Scalar> {
         match (fact, first) {
             (FactName::Type, Bound::Term(x)) => self.terms.type_id(*x).map(Scalar::Int),
-            (FactName::Uniform, Bound::Term(x)) => self.terms.uniform(*x).map(Scalar::Float),
+            (FactName::Uniform | FactName::LowerTriangle | FactName::UpperTriangle, Bound::Term(x)) => {
+                self.terms.of_constant(fact, *x).map(Scalar::Float)
+            }
             (FactName::Ord, Bound::Term(x)) => Some(Scalar::Int(x.0.into())),
             (FactName::PackGroup, Bound::Term(x)) => match self.terms.label(*x) {
                 Label::Leaf(_, id) => (self.world.pack_group)(*id).map(Scalar::Int),

@@ -146,10 +146,12 @@ impl State {
         let Some((op, attrs)) = node.op() else {
             let value = fs.add(leaf_constructor(&node.kind), (number,))?;
             single(self, fs, values, 0, value)?;
-            if let NodeKind::Constant(data) = &node.kind
-                && let Some(uniform) = facts::uniform(data)
-            {
-                fs.set("uniform", (value,), uniform)?;
+            if let NodeKind::Constant(data) = &node.kind {
+                for &(name, fact) in facts::OF_CONSTANT {
+                    if let Some(number) = facts::of_constant(fact, data, node.outputs[0].shape.dims()) {
+                        fs.set(name, (value,), number)?;
+                    }
+                }
             }
             if let (NodeKind::Parameter { .. }, Some(group)) = (&node.kind, (setting.pack_group)(graph, id)) {
                 fs.set("pack-group", (value,), group)?;

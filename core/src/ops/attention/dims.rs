@@ -125,7 +125,7 @@ impl AttentionDims {
         if self.causal && rows_q > rows_k {
             return Err(format!(
                 "causal attention aligns the last query with the last key, so {rows_q} queries need at least as \
-                 many keys, not {rows_k}; without a mask use `cross_attention`"
+                 many keys, not {rows_k}; without a mask use `attention`"
             ));
         }
         Ok(AttentionDims {

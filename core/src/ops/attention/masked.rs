@@ -19,7 +19,8 @@ impl Graph {
     /// `options.causal` and `options.window` hide stays hidden.
     ///
     /// A query that sees no key at all yields zeros, not NaN, and gives no gradient. Memory grows with the number of scores,
-    /// `rows_q` times `rows_k` for each head; half precision is computed in `f32`.
+    /// `rows_q` times `rows_k` for each head; half precision is computed in `f32`. A mask that is causal and nothing else has
+    /// a kernel: [`Graph::causal_attention`].
     ///
     /// Rejected: what [`Graph::attention`] rejects; a mask of another dtype or one that does not broadcast.
     #[track_caller]
@@ -150,15 +151,15 @@ fn attend(g: &mut Graph, operands: [Value; 3], mask: Value, dims: &AttentionDims
 
 /// Softmax over the last axis, zeros where all of it is minus infinity.
 fn visible_softmax(g: &mut Graph, scores: NodeId) -> NodeId {
-    let max = g.max_reduce(scores, &[-1], true);
+    let max = g.max(scores, &[-1], true);
     let lowest = g.scalar(LOWEST as f32);
-    let max = g.max(max, lowest);
+    let max = g.maximum(max, lowest);
     // A softmax does not depend on what is subtracted from all scores, so it has no part in the derivative.
     let max = g.stop_gradient(max);
     let shifted = g.sub(scores, max);
     let e = g.exp(shifted);
     let sum = g.sum(e, &[-1], true);
     let least = g.scalar(MIN_SUM as f32);
-    let sum = g.max(sum, least);
+    let sum = g.maximum(sum, least);
     g.div(e, sum)
 }

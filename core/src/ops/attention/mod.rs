@@ -1,4 +1,4 @@
-//! Scaled dot-product attention with several heads, masks and shared keys.
+//! Scaled dot-product attention with several heads, masks and shared keys. [`Graph::attention`] lists the methods.
 
 mod cached;
 mod dims;
@@ -76,7 +76,7 @@ fn hide(g: &mut Graph, scores: NodeId, last: NodeId, dims: &AttentionDims) -> No
 
 /// Softmax over the keys, with the greatest score and the sum of the exponentials relative to it of each query.
 fn probabilities(g: &mut Graph, scores: NodeId) -> (NodeId, [NodeId; 2]) {
-    let max = g.max_reduce(scores, &[-1], true);
+    let max = g.max(scores, &[-1], true);
     let shifted = g.sub(scores, max);
     let e = g.exp(shifted);
     let sum = g.sum(e, &[-1], true);
@@ -170,13 +170,13 @@ impl Operator for Attention {
             let heads = cx.attrs().size("num_heads")?;
             let width = cx.attrs().size("head_dim")?;
             let mut split = cx.shape(q).to_vec();
-            let rank = split.len() as u32;
+            let rank = split.len() as i32;
             split.pop();
             split.extend([heads, width]);
             let product = cx.mul(dout, out);
             let product = cx.reshape(product, &split);
             let sums = cx.sum(product, &[-1], false);
-            let mut axes: Vec<u32> = (0..rank - 2).collect();
+            let mut axes: Vec<i32> = (0..rank - 2).collect();
             axes.extend([rank - 1, rank - 2]);
             let mut delta = cx.permute(sums, &axes);
             if let Some(dlse) = cx.try_grad(1) {
@@ -331,6 +331,15 @@ impl Graph {
     /// `h / (num_heads / num_kv_heads)`. Port 1 (`lse [batch..., num_heads, rows_q]`) is the natural logarithm
     /// of the sum of the exponentials of a query's scores.
     ///
+    /// | method | keys that a query sees | computed by |
+    /// | --- | --- | --- |
+    /// | [`attention`](Graph::attention) | all, of the same sequence or of another; or what [`AttentionOptions`] say | `core.attention` |
+    /// | [`causal_attention`](Graph::causal_attention) | those up to its own position | `core.attention` |
+    /// | [`sliding_window_attention`](Graph::sliding_window_attention) | the last `window` of those | `core.attention` |
+    /// | [`cached_attention`](Graph::cached_attention) | the rows of a cache up to its position, which each step is given | `core.cached_attention` |
+    /// | [`cached_attention_with`](Graph::cached_attention_with) | the same, with a window or another scale | `core.cached_attention` |
+    /// | [`masked_attention`](Graph::masked_attention) | those that a mask shows, which is an operand | matmuls and a softmax |
+    ///
     /// Rejected: heads that do not divide, widths other than heads times `head_dim`, no keys, causal attention
     /// of more queries than keys, a window of 0 or without `causal`.
     #[track_caller]
@@ -390,58 +399,5 @@ impl Graph {
             ..AttentionOptions::new(num_heads, num_kv_heads, head_dim)
         };
         self.attention(q, k, v, options)
-    }
-
-    /// [`Graph::attention`] where every query sees every key.
-    #[track_caller]
-    pub fn full_attention(
-        &mut self,
-        q: impl Into<Value>,
-        k: impl Into<Value>,
-        v: impl Into<Value>,
-        num_heads: u32,
-        num_kv_heads: u32,
-        head_dim: u32,
-    ) -> NodeId {
-        self.attention(q, k, v, AttentionOptions::new(num_heads, num_kv_heads, head_dim))
-    }
-
-    /// [`Graph::full_attention`] to keys and values of another sequence, whose number of rows may differ.
-    #[track_caller]
-    pub fn cross_attention(
-        &mut self,
-        q: impl Into<Value>,
-        k: impl Into<Value>,
-        v: impl Into<Value>,
-        num_heads: u32,
-        num_kv_heads: u32,
-        head_dim: u32,
-    ) -> NodeId {
-        self.full_attention(q, k, v, num_heads, num_kv_heads, head_dim)
-    }
-
-    /// [`Graph::full_attention`] with as many key-value heads as query heads: `num_heads` equal parts of the
-    /// last axis of `q`, `k` and `v`.
-    #[track_caller]
-    pub fn multi_head_attn(
-        &mut self,
-        q: impl Into<Value>,
-        k: impl Into<Value>,
-        v: impl Into<Value>,
-        num_heads: u32,
-    ) -> NodeId {
-        let q = q.into();
-        let width = self.shape(q).last().copied().unwrap_or(1);
-        if !width.is_multiple_of(num_heads as usize) {
-            let message = format!("rows of {width} elements do not divide into {num_heads} heads");
-            return self.report(
-                "core.attention",
-                message,
-                "choose a number of heads that divides the width",
-            );
-        }
-        let head_dim = width.checked_div(num_heads as usize).unwrap_or(0);
-        let head_dim = u32::try_from(head_dim).unwrap_or(u32::MAX);
-        self.full_attention(q, k, v, num_heads, num_heads, head_dim)
     }
 }

@@ -29,7 +29,7 @@ fn types(logits: &TensorType) -> Result<[TensorType; 2], String> {
 
 /// `ln(sum of e^x)` over the last axis, kept as an axis of size 1.
 fn log_sum_exp(g: &mut Graph, logits: Value) -> NodeId {
-    let max = g.max_reduce(logits, &[-1], true);
+    let max = g.max(logits, &[-1], true);
     let shifted = g.sub(logits, max);
     let e = g.exp(shifted);
     let sum = g.sum(e, &[-1], true);
@@ -263,7 +263,7 @@ fn checked_ids(g: &mut Graph, ids: Value, lse: impl Into<Value>, logits: Value) 
     let classes = g.shape(logits).last().copied().unwrap_or(1);
     let dtype = g.dtype(lse);
     let zeros = g.full(dtype, 0.0, &[classes]);
-    let zero = g.gather(ids, zeros);
+    let zero = g.gather(zeros, ids);
     let shape = g.shape(lse).to_vec();
     let zero = g.reshape(zero, &shape);
     g.add(lse, zero)

@@ -65,6 +65,9 @@ impl Operator for Binary {
         let method = match short_name(self.name) {
             // A keyword elsewhere, and a word that says more.
             "mod" => "modulo",
+            // Those of reductions, as in NumPy.
+            "max" => "maximum",
+            "min" => "minimum",
             name => name,
         };
         format!("g.{method}(a, b)")

@@ -209,8 +209,8 @@ builders! {
     modulo(MOD);
     /// `a` to the power of `b` with NumPy broadcasting.
     pow(POW);
-    /// The larger of `a` and `b` with NumPy broadcasting.
-    max(MAX);
-    /// The smaller of `a` and `b` with NumPy broadcasting.
-    min(MIN);
+    /// The larger of `a` and `b`, element by element, with NumPy broadcasting; [`Graph::max`] reduces.
+    maximum(MAX);
+    /// The smaller of `a` and `b`, element by element, with NumPy broadcasting; [`Graph::min`] reduces.
+    minimum(MIN);
 }

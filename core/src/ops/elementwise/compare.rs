@@ -35,7 +35,7 @@ const LESS_EQUAL: Compare = Compare {
     decompose: Some(|g, a, b| {
         let less = g.less_than(a, b);
         let equal = g.equal(a, b);
-        g.max(less, equal)
+        g.maximum(less, equal)
     }),
 };
 

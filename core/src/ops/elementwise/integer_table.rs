@@ -109,7 +109,7 @@ const LOGICAL_OR: IntBinary = IntBinary {
     signed: false,
     decompose: Some(|g, a, b| {
         let (a, b) = (truth(g, a), truth(g, b));
-        g.max(a, b).into()
+        g.maximum(a, b).into()
     }),
     second_below: 2,
 };

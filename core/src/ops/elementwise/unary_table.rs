@@ -181,7 +181,7 @@ const ABS: Unary = Unary {
     }),
     decompose: Some(|g, x, _| {
         let n = g.neg(x);
-        g.max(x, n).into()
+        g.maximum(x, n).into()
     }),
     integers: true,
     ..Unary::BASE
@@ -297,7 +297,7 @@ const RELU: Unary = Unary {
     }),
     decompose: Some(|g, x, _| {
         let zero = g.num(x, 0.0);
-        g.max(x, zero).into()
+        g.maximum(x, zero).into()
     }),
     ..Unary::BASE
 };
@@ -404,8 +404,8 @@ const CLAMP: Unary = Unary {
     decompose: Some(|g, x, p| {
         let low = g.num(x, p[0]);
         let high = g.num(x, p[1]);
-        let m = g.max(x, low);
-        g.min(m, high).into()
+        let m = g.maximum(x, low);
+        g.minimum(m, high).into()
     }),
     flops: 2,
     ..Unary::BASE

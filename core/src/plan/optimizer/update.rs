@@ -306,8 +306,8 @@ fn clipped(graph: &mut Graph, clip: GradientClip, gradients: Vec<Value>) -> Vec<
             let low = graph.neg(limit);
             let low = named(graph, low);
             let mut limited = |g| {
-                let g = graph.max(g, low);
-                let g = graph.min(g, limit);
+                let g = graph.maximum(g, low);
+                let g = graph.minimum(g, limit);
                 named(graph, g)
             };
             gradients.into_iter().map(&mut limited).collect()
@@ -327,7 +327,7 @@ fn clipped(graph: &mut Graph, clip: GradientClip, gradients: Vec<Value>) -> Vec<
             let denominator = graph.add(norm, tiny);
             let scale = graph.div(limit, denominator);
             let one = graph.scalar(1.0);
-            let scale = graph.min(scale, one);
+            let scale = graph.minimum(scale, one);
             for node in [norm, written, denominator, scale] {
                 graph.named(node, "gradient clipping");
             }

@@ -78,7 +78,7 @@ pub(super) fn probabilities(call: &mut Call, scores: Value) -> Value {
     let graph = call.graph();
     let dtype = graph.dtype(scores);
     let rank = graph.shape(scores).len() as i32;
-    let largest = graph.max_reduce(scores, &[rank - 1], true);
+    let largest = graph.max(scores, &[rank - 1], true);
     let low = graph.scalar_of(dtype, f64::NEG_INFINITY);
     let empty = graph.equal(largest, low);
     let zero = graph.scalar_of(dtype, 0.0);
@@ -362,7 +362,7 @@ fn rotary_of(call: &mut Call, tables: (usize, usize), positions: Option<usize>, 
                     }
                     _ => at.into(),
                 };
-                graph.gather_axis(at, value, 0).into()
+                graph.gather_axis(value, at, 0).into()
             }
             _ => value,
         };
@@ -503,7 +503,7 @@ fn packed_attention(call: &mut Call) -> Built {
     if sizes.len() != 3 || sizes.iter().sum::<usize>() != total {
         return Err(format!("{total} values are not divided into {sizes:?}"));
     }
-    let split = call.graph().split(packed, &sizes, 2);
+    let split = call.graph().split(packed, 2, &sizes);
     let [q, k, v] = <[Value; 3]>::try_from(split).map_err(|_| "three parts are needed")?;
     let parts = [
         split_heads(call, q, heads)?,
@@ -536,19 +536,19 @@ fn embed_layer_norm(call: &mut Call) -> Built {
     let table = call.value(2)?;
     let graph = call.graph();
     let words = graph.cast(words, DType::U32);
-    let mut sum: Value = graph.gather_axis(words, table, 0).into();
+    let mut sum: Value = graph.gather_axis(table, words, 0).into();
     let positions = match call.optional(8)? {
         Some(given) => call.graph().cast(given, DType::U32),
         None => call.graph().constant_u32((0..*rows as u32).collect(), &[1, *rows]),
     };
     let table = call.value(3)?;
     let graph = call.graph();
-    let part = graph.gather_axis(positions, table, 0);
+    let part = graph.gather_axis(table, positions, 0);
     sum = graph.add(sum, part).into();
     if let (Some(segments), Some(table)) = (call.optional(1)?, call.optional(4)?) {
         let graph = call.graph();
         let segments = graph.cast(segments, DType::U32);
-        let part = graph.gather_axis(segments, table, 0);
+        let part = graph.gather_axis(table, segments, 0);
         sum = graph.add(sum, part).into();
     }
     let (weight, bias) = (call.value(5)?, call.value(6)?);

@@ -106,7 +106,7 @@ fn deform_conv(call: &mut Call) -> Built {
         let zero = number(g, 0.0);
         let share = g.select(inside, share, zero);
         let share = g.reshape(share, &[n, own, count, points, 1]);
-        let found = g.gather_axis(at, table, 0);
+        let found = g.gather_axis(table, at, 0);
         let part: Value = g.mul(found, share).into();
         sum = joined(g, sum, Some(part), |g, a, b| g.add(a, b));
     }

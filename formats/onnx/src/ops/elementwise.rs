@@ -50,10 +50,10 @@ pub(super) const OPS: &[OnnxOp] = &[
     op("LessOrEqual", 12, |c| comparison(c, |g, a, b| g.less_equal(a, b)))
         .folding(|_, x| fold::compare(x, |a, b| a <= b, |a, b| a <= b)),
     op("Log", 1, |c| float(c, |g, x| g.log(x))).folding(|_, x| fold::unary(x, None, f64::ln)),
-    op("Max", 1, |c| variadic(c, |g, a, b| g.max(a, b)))
+    op("Max", 1, |c| variadic(c, |g, a, b| g.maximum(a, b)))
         .folding(|_, x| fold::binary(x, |a, b| Some(a.max(b)), nan_max)),
     op("Mean", 1, mean),
-    op("Min", 1, |c| variadic(c, |g, a, b| g.min(a, b)))
+    op("Min", 1, |c| variadic(c, |g, a, b| g.minimum(a, b)))
         .folding(|_, x| fold::binary(x, |a, b| Some(a.min(b)), nan_min)),
     op("Mod", 10, modulo).folding(fold_mod),
     op("Mul", 1, |c| arithmetic(c, |g, a, b| g.mul(a, b)))
@@ -270,7 +270,7 @@ fn relu(call: &mut Call) -> Built {
         return call.one(y, element);
     }
     let zero = call.scalar(element, 0.0);
-    let y = call.graph().max(x, zero);
+    let y = call.graph().maximum(x, zero);
     call.one(y, element)
 }
 
@@ -388,10 +388,10 @@ fn clip(call: &mut Call) -> Built {
     let [low, high] = clip_bounds(call, element)?;
     let mut y = x;
     if let Some(low) = low {
-        y = call.graph().max(y, low).into();
+        y = call.graph().maximum(y, low).into();
     }
     if let Some(high) = high {
-        y = call.graph().min(y, high).into();
+        y = call.graph().minimum(y, high).into();
     }
     call.one(y, element)
 }

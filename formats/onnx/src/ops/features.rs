@@ -71,9 +71,9 @@ fn counts(call: &mut Call, x: Value, [rows, size]: [usize; 2], grams: &Grams, sk
         };
         let at = (0..windows).flat_map(|i| (0..grams.length).map(move |k| (i + k * step) as u32));
         let at = graph.constant_u32(at.collect(), &[windows, 1, grams.length]);
-        let found = graph.gather_axis(at, x, 1);
+        let found = graph.gather_axis(x, at, 1);
         let equal = graph.equal(found, pool);
-        let all = graph.min_reduce(equal, &[3], false);
+        let all = graph.min(equal, &[3], false);
         let hits = graph.sum(all, &[1], false);
         let hits = graph.cast(hits, meganeura_core::DType::F32);
         sum = graph.add(sum, hits).into();
@@ -131,10 +131,10 @@ fn tf_idf(call: &mut Call) -> Built {
     let graph = call.graph();
     let all = graph.concat(&columns, 1);
     let from = graph.constant_u32(from, &[width]);
-    let mut y = graph.gather_axis(from, all, 1);
+    let mut y = graph.gather_axis(all, from, 1);
     if mode == "IDF" {
         let one = graph.scalar(1.0);
-        y = graph.min(y, one);
+        y = graph.minimum(y, one);
     }
     match mode.as_str() {
         "TF" => {}
@@ -158,7 +158,7 @@ fn feature_extractor(call: &mut Call) -> Built {
     let graph = call.graph();
     let at = graph.cast(at, meganeura_core::DType::U32);
     let at = graph.reshape(at, &[count]);
-    let mut y = graph.gather_axis(at, x, -1);
+    let mut y = graph.gather_axis(x, at, -1);
     if dims.len() == 1 {
         y = graph.reshape(y, &[1, count]);
     }

@@ -102,8 +102,8 @@ fn transformed(call: &mut Call, x: Value, axis: usize, kind: Kind) -> Result<Val
         high[axis] = from - dims[axis];
         x = graph.pad(x, &vec![0; rank], &high, 0.0).into();
     }
-    let mut order: Vec<u32> = (0..rank as u32).filter(|&i| i as usize != axis).collect();
-    order.insert(rank - 2, axis as u32);
+    let mut order: Vec<i32> = (0..rank as i32).filter(|&i| i as usize != axis).collect();
+    order.insert(rank - 2, axis as i32);
     let moved = graph.permute(x, &order);
     dims.remove(axis);
     dims.pop();
@@ -117,8 +117,8 @@ fn transformed(call: &mut Call, x: Value, axis: usize, kind: Kind) -> Result<Val
     }
     let y = graph.reshape(y, &[dims.as_slice(), &[to, parts_out]].concat());
     // Back to where the axis was.
-    let mut order: Vec<u32> = (0..rank as u32).filter(|&i| i as usize != rank - 2).collect();
-    order.insert(axis, rank as u32 - 2);
+    let mut order: Vec<i32> = (0..rank as i32).filter(|&i| i as usize != rank - 2).collect();
+    order.insert(axis, rank as i32 - 2);
     Ok(graph.permute(y, &order).into())
 }
 
@@ -185,7 +185,7 @@ fn stft(call: &mut Call) -> Built {
     let x = call.as_f32(x);
     let graph = call.graph();
     let places = graph.constant_u32(places, &[frames, length]);
-    let mut framed: Value = graph.gather_axis(places, x, 1).into();
+    let mut framed: Value = graph.gather_axis(x, places, 1).into();
     if let Some(window) = call.optional(2)? {
         let window = call.as_f32(window);
         let graph = call.graph();

@@ -42,7 +42,7 @@ fn group_query_attention(call: &mut Call) -> Built {
             let width = total / all;
             let parts = call
                 .graph()
-                .split(query, &[heads * width, kv_heads * width, kv_heads * width], 2);
+                .split(query, 2, &[heads * width, kv_heads * width, kv_heads * width]);
             let [q, k, v] = <[Value; 3]>::try_from(parts).map_err(|_| "three parts are needed")?;
             (q, k, v)
         }

@@ -68,7 +68,7 @@ fn gather(call: &mut Call) -> Built {
     let axis = call.axis(call.int("axis", 0)?, dims.len())?;
     let at = positions(call, 1, dims[axis])?;
     let x = call.value(0)?;
-    let y = call.graph().gather_axis(at, x, axis as i32);
+    let y = call.graph().gather_axis(x, at, axis as i32);
     call.one(y, element)
 }
 
@@ -194,7 +194,7 @@ fn gather_nd(call: &mut Call) -> Built {
     let x = call.value(0)?;
     let graph = call.graph();
     let table = graph.reshape(x, &[&[rows], row.as_slice()].concat());
-    let y = graph.gather_axis(offsets, table, 0);
+    let y = graph.gather_axis(table, offsets, 0);
     call.one(y, element)
 }
 
@@ -212,7 +212,7 @@ fn scatter_nd(call: &mut Call) -> Built {
     let y = match reduction.as_str() {
         "none" => graph.scatter(table, offsets, updates, 0),
         "add" => {
-            let sums = graph.scatter_add(offsets, updates, rows);
+            let sums = graph.scatter_add(updates, offsets, rows);
             graph.add(table, sums)
         }
         other => reduced_scatter(call, table.into(), offsets.into(), updates.into(), other)?,
@@ -265,12 +265,12 @@ fn reduced_scatter(
     let table = graph.reshape(table, &[rows, width]);
     let y = match reduction {
         "max" => {
-            let largest = graph.max_reduce(all, &[0], false);
-            graph.max(table, largest)
+            let largest = graph.max(all, &[0], false);
+            graph.maximum(table, largest)
         }
         "min" => {
-            let smallest = graph.min_reduce(all, &[0], false);
-            graph.min(table, smallest)
+            let smallest = graph.min(all, &[0], false);
+            graph.minimum(table, smallest)
         }
         _ => {
             let product = graph.prod(all, &[0], false);
@@ -325,7 +325,7 @@ fn scatter_elements(call: &mut Call) -> Built {
     let y = match reduction.as_str() {
         "none" => graph.scatter(flat, offsets, updates, 0),
         "add" => {
-            let sums = graph.scatter_add(offsets, updates, total);
+            let sums = graph.scatter_add(updates, offsets, total);
             graph.add(flat, sums)
         }
         other => reduced_scatter(call, flat.into(), offsets.into(), updates.into(), other)?,
@@ -425,7 +425,7 @@ fn top_k(call: &mut Call) -> Built {
             false => graph.bit_not(x).into(),
         };
     }
-    let top = graph.top_k(x, k, axis as i32);
+    let top = graph.top_k(x, axis as i32, k);
     let (mut values, at): (Value, Value) = (graph.port(top, 0), graph.port(top, 1));
     if !largest {
         values = match element.is_float() || element.is_signed() {
@@ -503,7 +503,7 @@ fn compress(call: &mut Call) -> Built {
     }
     let graph = call.graph();
     let at = graph.constant_u32(at, &[count]);
-    let y = graph.gather_axis(at, x, axis as i32);
+    let y = graph.gather_axis(x, at, axis as i32);
     call.one(y, element)
 }
 

@@ -182,9 +182,9 @@ fn permutation(call: &Call, rank: usize) -> Result<Vec<usize>, String> {
 
 fn transpose(call: &mut Call) -> Built {
     let (x, element) = (call.value(0)?, call.element(0)?);
-    let axes: Vec<u32> = permutation(call, call.dims(0)?.len())?
+    let axes: Vec<i32> = permutation(call, call.dims(0)?.len())?
         .iter()
-        .map(|&p| p as u32)
+        .map(|&p| p as i32)
         .collect();
     let y = call.graph().permute(x, &axes);
     call.one(y, element)
@@ -471,7 +471,7 @@ fn depth_to_space(call: &mut Call) -> Built {
         return Err(format!("{c} channels are no multiple of {b} x {b}"));
     }
     let (x, element) = (call.value(0)?, call.element(0)?);
-    let (split, order): ([usize; 6], [u32; 6]) = match &*call.string("mode", "DCR")? {
+    let (split, order): ([usize; 6], [i32; 6]) = match &*call.string("mode", "DCR")? {
         "DCR" => ([n, b, b, c / (b * b), h, w], [0, 3, 4, 1, 5, 2]),
         "CRD" => ([n, c / (b * b), b, b, h, w], [0, 1, 4, 2, 5, 3]),
         other => return Err(format!("mode `{other}` is neither DCR nor CRD")),
@@ -490,7 +490,7 @@ fn space_to_depth(call: &mut Call) -> Built {
         return Err(format!("{h} x {w} is no multiple of {b}"));
     }
     let (x, element) = (call.value(0)?, call.element(0)?);
-    let order: &[u32] = match &*call.string("mode", "DCR")? {
+    let order: &[i32] = match &*call.string("mode", "DCR")? {
         "DCR" => &[0, 3, 5, 1, 2, 4],
         "CRD" => &[0, 1, 3, 5, 2, 4],
         other => return Err(format!("mode `{other}` is neither DCR nor CRD")),

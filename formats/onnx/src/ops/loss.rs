@@ -59,7 +59,7 @@ fn likelihood(call: &mut Call, x: Value, element: ElementType) -> Result<Value, 
     let mut weight: Option<Value> = None;
     if let Some(weights) = weights {
         let flat = graph.reshape(weights, &[classes]);
-        weight = Some(graph.gather_axis(at, flat, 0).into());
+        weight = Some(graph.gather_axis(flat, at, 0).into());
     }
     if let Some(keep) = keep {
         let dtype = element.dtype();

@@ -193,7 +193,7 @@ pub(super) fn swap_last(call: &mut Call, x: Value) -> Value {
     if rank < 2 {
         return x;
     }
-    let mut axes: Vec<u32> = (0..rank as u32).collect();
+    let mut axes: Vec<i32> = (0..rank as i32).collect();
     axes.swap(rank - 1, rank - 2);
     graph.permute(x, &axes).into()
 }
@@ -285,7 +285,7 @@ fn arranged(call: &mut Call, x: &Lettered, order: &[u32]) -> Value {
     let permuted: Value = match kept.iter().enumerate().all(|(i, &k)| i == k) {
         true => x.value,
         false => {
-            let axes: Vec<u32> = kept.iter().map(|&k| k as u32).collect();
+            let axes: Vec<i32> = kept.iter().map(|&k| k as i32).collect();
             graph.permute(x.value, &axes).into()
         }
     };
@@ -364,13 +364,13 @@ fn diagonal(call: &mut Call, mut x: Lettered) -> Result<Lettered, String> {
             return Err(format!("an operand of {dims:?} has no diagonal"));
         }
         let rest: Vec<usize> = (0..dims.len()).filter(|&i| i != first && i != second).collect();
-        let order: Vec<u32> = [first, second].iter().chain(&rest).map(|&i| i as u32).collect();
+        let order: Vec<i32> = [first, second].iter().chain(&rest).map(|&i| i as i32).collect();
         let moved = graph.permute(x.value, &order);
         let others: Vec<usize> = rest.iter().map(|&i| dims[i]).collect();
         let flat = graph.reshape(moved, &[&[size * size], others.as_slice()].concat());
         let at = (0..size).map(|i| (i * (size + 1)) as u32).collect();
         let at = graph.constant_u32(at, &[size]);
-        x.value = graph.gather_axis(at, flat, 0).into();
+        x.value = graph.gather_axis(flat, at, 0).into();
         let letters = rest.iter().map(|&i| x.letters[i]);
         x.letters = std::iter::once(x.letters[first]).chain(letters).collect();
     }

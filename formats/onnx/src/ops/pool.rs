@@ -21,9 +21,7 @@ pub(super) const OPS: &[OnnxOp] = &[
         global(c, |g, x, axes| g.mean(x, axes, true))
     }),
     op("GlobalLpPool", 2, global_lp_pool),
-    op("GlobalMaxPool", 1, |c| {
-        global(c, |g, x, axes| g.max_reduce(x, axes, true))
-    }),
+    op("GlobalMaxPool", 1, |c| global(c, |g, x, axes| g.max(x, axes, true))),
     op("LpPool", 2, lp_pool),
     op("MaxPool", 1, max_pool).partly("positions of windows that are padded unevenly, dilated, or not of two axes"),
 ];
@@ -170,7 +168,7 @@ fn max_of_windows(call: &mut Call, x: Value, windows: &Windows) -> Result<Value,
     if is_plain(windows) {
         return Ok(graph.max_pool2d(padded, options(windows, [0, 0])).into());
     }
-    by_axes(graph, padded.into(), windows, |g, a, b| g.max(a, b))
+    by_axes(graph, padded.into(), windows, |g, a, b| g.maximum(a, b))
 }
 
 /// Sums over windows, with zeros beyond the image.

@@ -172,8 +172,8 @@ fn dynamic(call: &mut Call, x: Value) -> (Value, Value, Value) {
     let rank = graph.shape(x).len() as i32;
     let axes: Vec<i32> = (0..rank).collect();
     let zero = graph.scalar_of(DType::F32, 0.0);
-    let (low, high) = (graph.min_reduce(x, &axes, false), graph.max_reduce(x, &axes, false));
-    let (low, high) = (graph.min(low, zero), graph.max(high, zero));
+    let (low, high) = (graph.min(x, &axes, false), graph.max(x, &axes, false));
+    let (low, high) = (graph.minimum(low, zero), graph.maximum(high, zero));
     let range = graph.sub(high, low);
     let steps = graph.scalar_of(DType::F32, 255.0);
     let scale = graph.div(range, steps);

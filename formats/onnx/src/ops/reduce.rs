@@ -37,12 +37,12 @@ pub(super) const OPS: &[OnnxOp] = &[
         reduce_or(c, |_| f64::NEG_INFINITY, log_sum_exp)
     }),
     op("ReduceMax", 1, |c| {
-        reduce_or(c, |e| limits(e).0, |g, x, axes, keep| g.max_reduce(x, axes, keep))
+        reduce_or(c, |e| limits(e).0, |g, x, axes, keep| g.max(x, axes, keep))
     })
     .folding(|c, x| fold_ints(c, x, i64::MIN, |a, b| Some(a.max(b)))),
     op("ReduceMean", 1, |c| reduce(c, mean)),
     op("ReduceMin", 1, |c| {
-        reduce_or(c, |e| limits(e).1, |g, x, axes, keep| g.min_reduce(x, axes, keep))
+        reduce_or(c, |e| limits(e).1, |g, x, axes, keep| g.min(x, axes, keep))
     })
     .folding(|c, x| fold_ints(c, x, i64::MAX, |a, b| Some(a.min(b)))),
     op("ReduceProd", 1, |c| reduce(c, |g, x, axes, keep| g.prod(x, axes, keep)))
@@ -140,7 +140,7 @@ fn mean(g: &mut Graph, x: Value, axes: &[i32], keep: bool) -> NodeId {
 
 /// `max + ln(sum(e^(x - max)))`, which does not overflow.
 fn log_sum_exp(g: &mut Graph, x: Value, axes: &[i32], keep: bool) -> NodeId {
-    let max = g.max_reduce(x, axes, true);
+    let max = g.max(x, axes, true);
     // An infinite maximum would make the difference NaN.
     let finite = g.clamp(max, f32::MIN, f32::MAX);
     let shifted = g.sub(x, finite);

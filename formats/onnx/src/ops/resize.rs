@@ -278,7 +278,7 @@ fn along(graph: &mut Graph, x: Value, axis: usize, lists: &[Terms], extrapolatio
         let at: Vec<u32> = lists.iter().map(|t| of(t).0 as u32).collect();
         let weights: Vec<f32> = lists.iter().map(|t| of(t).1 as f32).collect();
         let at = graph.constant_u32(at, &[lists.len()]);
-        let mut part: Value = graph.gather_axis(at, x, axis as i32).into();
+        let mut part: Value = graph.gather_axis(x, at, axis as i32).into();
         if weights.iter().any(|&w| w != 1.0) {
             let weights = column(graph, weights);
             part = graph.mul(part, weights).into();

@@ -70,8 +70,8 @@ fn tap(g: &mut Graph, at: Value, share: Value, size: usize, aligned: bool, paddi
         Padding::Reflection => reflected(g, at, size, aligned),
         _ => at,
     };
-    let above = g.max(at, first);
-    let index = g.min(above, last);
+    let above = g.maximum(at, first);
+    let index = g.minimum(above, last);
     Tap {
         index: g.cast(index, DType::U32).into(),
         share,
@@ -228,7 +228,7 @@ fn grid_sample(call: &mut Call) -> Built {
             share = joined(g, share, Some(tap.share), |g, a, b| g.mul(a, b));
             inside = joined(g, inside, tap.inside, |g, a, b| g.logical_and(a, b));
         }
-        let mut part: Value = g.gather_axis(offset, table, 0).into();
+        let mut part: Value = g.gather_axis(table, offset, 0).into();
         if let Some(inside) = inside {
             let zero = g.scalar_of(g.dtype(part), 0.0);
             let inside = g.reshape(inside, &[n, points, 1]);
@@ -303,11 +303,11 @@ fn neighbours(g: &mut Graph, at: Value, size: usize) -> Neighbours {
     let before = number(g, -1.0);
     let (after, until) = (g.greater_equal(at, before), g.less_equal(at, end));
     let inside = g.logical_and(after, until);
-    let above = g.max(at, zero);
-    let held = g.min(above, last);
+    let above = g.maximum(at, zero);
+    let held = g.minimum(above, last);
     let low = g.floor(held);
     let next = g.add(low, one);
-    let high = g.min(next, last);
+    let high = g.minimum(next, last);
     let t = g.sub(held, low);
     let rest = g.sub(one, t);
     let (rest, t) = (g.select(inside, rest, zero), g.select(inside, t, zero));
@@ -322,7 +322,7 @@ fn bin_positions(g: &mut Graph, start: Value, end: Value, count: usize, ratio: u
     let mut width: Value = g.sub(end, start).into();
     if !half_pixel {
         let one = number(g, 1.0);
-        width = g.max(width, one).into();
+        width = g.maximum(width, one).into();
     }
     let total = count * ratio;
     let places = (0..total).map(|i| ((i as f64 + 0.5) / total as f64) as f32).collect();
@@ -398,11 +398,11 @@ fn roi_align(call: &mut Call) -> Built {
         let down = g.reshape(rows.share[row], &[regions, height * ratio, 1, 1]);
         let across = g.reshape(columns.share[column], &[regions, 1, width * ratio, 1]);
         let share = g.mul(down, across);
-        let found = g.gather_axis(at, table, 0);
+        let found = g.gather_axis(table, at, 0);
         let part: Value = g.mul(found, share).into();
         // The largest is that of the four weighted neighbours, as the operator's reference has it.
         let f: fn(&mut Graph, Value, Value) -> NodeId = match largest {
-            true => |g, a, b| g.max(a, b),
+            true => |g, a, b| g.maximum(a, b),
             false => |g, a, b| g.add(a, b),
         };
         value = joined(g, value, Some(part), f);
@@ -410,7 +410,7 @@ fn roi_align(call: &mut Call) -> Built {
     let value = value.ok_or("there is nothing to sample")?;
     let value = g.reshape(value, &[regions, height, ratio, width, ratio, dims[1]]);
     let y = match largest {
-        true => g.max_reduce(value, &[2, 4], false),
+        true => g.max(value, &[2, 4], false),
         false => g.mean(value, &[2, 4], false),
     };
     let y = g.permute(y, &[0, 3, 1, 2]);

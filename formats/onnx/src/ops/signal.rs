@@ -35,7 +35,7 @@ pub(super) fn angle(g: &mut Graph, y: Value, x: Value) -> NodeId {
     let dtype = g.dtype(y);
     let number = |g: &mut Graph, v: f64| g.scalar_of(dtype, v);
     let (height, width) = (g.abs(y), g.abs(x));
-    let (short, long) = (g.min(height, width), g.max(height, width));
+    let (short, long) = (g.minimum(height, width), g.maximum(height, width));
     let (zero, one) = (number(g, 0.0), number(g, 1.0));
     let origin = g.equal(long, zero);
     let long = g.select(origin, one, long);

@@ -44,7 +44,7 @@ fn split(call: &mut Call) -> Built {
     let axis = call.axis(call.int("axis", 0)?, dims.len())?;
     let sizes = parts(call, dims[axis])?;
     let (x, element) = (call.value(0)?, call.element(0)?);
-    let parts = call.graph().split(x, &sizes, axis as i32);
+    let parts = call.graph().split(x, axis as i32, &sizes);
     Ok(parts.into_iter().map(|part| call.result(part, element)).collect())
 }
 
@@ -289,7 +289,7 @@ fn mirrored_pad(
     let positions: Vec<u32> = (0..total).map(source).collect();
     let graph = call.graph();
     let positions = graph.constant_u32(positions, &[total]);
-    Ok(graph.gather_axis(positions, x, axis as i32).into())
+    Ok(graph.gather_axis(x, positions, axis as i32).into())
 }
 
 fn center_crop_pad(call: &mut Call) -> Built {

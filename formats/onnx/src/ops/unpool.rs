@@ -84,7 +84,7 @@ fn col2im(call: &mut Call) -> Built {
     let x = graph.reshape(x, &[batch * channels, columns]);
     let x = graph.permute(x, &[1, 0]);
     let at = graph.constant_u32(at, &[columns]);
-    let sums = graph.scatter_add(at, x, area + 1);
+    let sums = graph.scatter_add(x, at, area + 1);
     let sums = graph.slice_axis(sums, 0, 0, area);
     let y = graph.permute(sums, &[1, 0]);
     let y = graph.reshape(y, &[&[*batch, channels], image.as_slice()].concat());

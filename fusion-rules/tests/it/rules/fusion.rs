@@ -222,7 +222,7 @@ fn rectifiers_come_after_pooling() {
         let x = g.relu(x);
         let y = g.max_pool2d(x, Pool2dOptions::square(2));
         let offsets = g.port(y, 1);
-        g.scatter_add(offsets, y, 252).into()
+        g.scatter_add(y, offsets, 252).into()
     });
     r.has("core.max_pool2d", 1);
 }
@@ -242,7 +242,7 @@ fn gradients_of_pooling_go_plane_by_plane() {
         let (x, dy) = (g.input("x", &[2, 3, 6, 7]), g.input("dy", &[2, 3, 3, 3]));
         let y = g.max_pool2d(x, Pool2dOptions::square(2));
         let offsets = g.port(y, 1);
-        let flat = g.scatter_add(offsets, dy, 252);
+        let flat = g.scatter_add(dy, offsets, 252);
         g.reshape(flat, &[3, 2, 6, 7]).into()
     });
     r.spares("Reshape(ScatterAdd)→MaxPoolGrad");

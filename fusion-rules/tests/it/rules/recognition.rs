@@ -1,10 +1,10 @@
 //! Normalisations, softmax, losses, products and attention from their primitives.
 
 use meganeura_compiler::rewrite::Pass::{Forward, Inference};
-use meganeura_core::DType;
 use meganeura_core::graph::{Graph, Value};
+use meganeura_core::{DType, NodeId};
 
-use super::of;
+use super::{of, rewritten};
 
 fn constant(g: &mut Graph, v: f64) -> Value {
     g.scalar_of(DType::F32, v).into()
@@ -119,7 +119,7 @@ fn shifted(g: &mut Graph, x: Value, axis: i32, shift: bool) -> Value {
     if !shift {
         return x;
     }
-    let m = g.max_reduce(x, &[axis], true);
+    let m = g.max(x, &[axis], true);
     g.sub(x, m).into()
 }
 
@@ -272,6 +272,30 @@ enum Mask {
     Kept,
     Filled,
     Upper,
+    /// The upper triangle of a matrix of low numbers, added.
+    AddedUpper,
+    /// A literal that is added, for all heads.
+    AddedConstant,
+    /// A literal that keeps scores.
+    KeptConstant,
+    /// A literal that replaces scores.
+    FilledConstant,
+    /// A literal that chooses the low number.
+    ChosenConstant,
+}
+
+/// One number for the keys that a query sees, another one for the others.
+fn causal(rows: usize, columns: usize, seen: f32, hidden: f32) -> Vec<f32> {
+    let of = |at: usize| match at % columns > at / columns + (columns - rows) {
+        true => hidden,
+        false => seen,
+    };
+    (0..rows * columns).map(of).collect()
+}
+
+fn causal_u32(rows: usize, columns: usize, seen: u32, hidden: u32) -> Vec<u32> {
+    let mask = causal(rows, columns, seen as f32, hidden as f32);
+    mask.into_iter().map(|v| v as u32).collect()
 }
 
 fn attention(g: &mut Graph, [mut q, mut k, v]: [Value; 3], scale: Scale, mask: Mask, by_flag: bool) -> Value {
@@ -315,6 +339,28 @@ fn attention(g: &mut Graph, [mut q, mut k, v]: [Value; 3], scale: Scale, mask: M
             let hidden = g.triu(ones, shift + 1);
             scores = g.masked_fill(scores, hidden, -1e9);
         }
+        Mask::AddedUpper => {
+            let low = g.constant(vec![f32::NEG_INFINITY; rows * columns], &[rows, columns]);
+            let mask = g.triu(low, shift + 1);
+            scores = g.add(scores, mask);
+        }
+        Mask::AddedConstant => {
+            let mask = g.constant(causal(rows, columns, 0.0, f32::MIN), &[1, rows, columns]);
+            scores = g.add(scores, mask);
+        }
+        Mask::KeptConstant => {
+            let kept = g.constant_u32(causal_u32(rows, columns, 1, 0), &[rows, columns]);
+            let low = constant(g, -1e30);
+            scores = g.select(kept, scores, low);
+        }
+        Mask::FilledConstant => {
+            let hidden = g.constant_u32(causal_u32(rows, columns, 0, 1), &[rows, columns]);
+            scores = g.masked_fill(scores, hidden, f32::MIN);
+        }
+        Mask::ChosenConstant => {
+            let hidden = g.constant_u32(causal_u32(rows, columns, 0, 1), &[rows, columns]);
+            scores = g.select(hidden, low, scores);
+        }
     }
     let p = g.softmax(scores, -1);
     g.matmul(p, v).into()
@@ -342,19 +388,126 @@ fn attention_of_one_head() {
 #[test]
 fn causal_attention() {
     for (rows_q, rows_k) in [(5, 5), (3, 6)] {
-        for scale in [Scale::Factor, Scale::Divisor] {
-            for mask in [Mask::Kept, Mask::Filled, Mask::Upper] {
-                let r = of(Forward, |g| {
-                    let q = g.input("q", &[2, rows_q, 4]).into();
-                    let [k, v] = ["k", "v"].map(|name| g.input(name, &[2, rows_k, 4]).into());
-                    attention(g, [q, k, v], scale, mask, true)
-                });
-                r.fires("MatMul+Mask+Softmax+MatMul→CausalAttention")
-                    .has("core.attention", 1)
-                    .has("core.softmax", 0);
+        for scale in [Scale::Factor, Scale::Divisor, Scale::Queries, Scale::Keys, Scale::None] {
+            for mask in [
+                Mask::Kept,
+                Mask::Filled,
+                Mask::Upper,
+                Mask::AddedUpper,
+                Mask::AddedConstant,
+                Mask::KeptConstant,
+                Mask::FilledConstant,
+                Mask::ChosenConstant,
+            ] {
+                for batch in [vec![2], vec![2, 3]] {
+                    let r = of(Forward, |g| {
+                        let shape = |rows: usize| [batch.clone(), vec![rows, 4]].concat();
+                        let q = g.input("q", &shape(rows_q)).into();
+                        let [k, v] = ["k", "v"].map(|name| g.input(name, &shape(rows_k)).into());
+                        attention(g, [q, k, v], scale, mask, true)
+                    });
+                    r.fires("MatMul+Mask+Softmax+MatMul→CausalAttention")
+                        .has("core.attention", 1)
+                        .has("core.softmax", 0);
+                }
             }
         }
     }
+}
+
+/// Masked scores of queries and keys of that many rows, their softmax, and the product with values.
+fn by_hand(g: &mut Graph, rows: [usize; 2], mask: impl Fn(&mut Graph, NodeId) -> NodeId) -> [NodeId; 3] {
+    let q = g.input("q", &[2, rows[0], 4]);
+    let [k, v] = ["k", "v"].map(|name| g.input(name, &[2, rows[1], 4]));
+    let scores = g.matmul_bt(q, k);
+    let c = constant(g, 0.5);
+    let scores = g.mul(scores, c);
+    let masked = mask(g, scores);
+    let p = g.softmax(masked, -1);
+    [scores, p, g.matmul(p, v)]
+}
+
+#[test]
+fn a_mask_that_is_not_causal_is_no_causal_attention() {
+    type MakeMask = fn(&mut Graph, NodeId) -> NodeId;
+    const LOW: f32 = f32::NEG_INFINITY;
+    let masks: [MakeMask; 8] = [
+        // Given when it runs, as padding is.
+        |g, s| {
+            let m = g.input("m", &[5, 5]);
+            g.add(s, m)
+        },
+        // A bias, and one that hides nothing for sure.
+        |g, s| {
+            let m = g.constant(causal(5, 5, 0.0, -1e4), &[5, 5]);
+            g.add(s, m)
+        },
+        |g, s| {
+            let m = g.constant(causal(5, 5, 0.25, LOW), &[5, 5]);
+            g.add(s, m)
+        },
+        // One key too many, and one key less.
+        |g, s| {
+            let low = g.constant(vec![LOW; 25], &[5, 5]);
+            let m = g.triu(low, 2);
+            g.add(s, m)
+        },
+        |g, s| {
+            let mut mask = causal(5, 5, 0.0, LOW);
+            mask[20] = LOW;
+            let m = g.constant(mask, &[5, 5]);
+            g.add(s, m)
+        },
+        // Causal for the first sequence alone.
+        |g, s| {
+            let m = g.constant([causal(5, 5, 0.0, LOW), vec![0.0; 25]].concat(), &[2, 5, 5]);
+            g.add(s, m)
+        },
+        // The keys that are behind.
+        |g, s| {
+            let m = g.constant_u32(causal_u32(5, 5, 1, 0), &[5, 5]);
+            g.masked_fill(s, m, -1e9)
+        },
+        // Keys that are replaced by a score that counts.
+        |g, s| {
+            let m = g.constant_u32(causal_u32(5, 5, 0, 1), &[5, 5]);
+            g.masked_fill(s, m, -10.0)
+        },
+    ];
+    for mask in masks {
+        let r = of(Forward, |g| by_hand(g, [5, 5], mask)[2].into());
+        r.spares("MatMul+Mask+Softmax+MatMul→CausalAttention")
+            .has("core.attention", 0);
+    }
+    // A row of the mask for all queries.
+    let r = of(Forward, |g| {
+        by_hand(g, [3, 3], |g, s| {
+            let m = g.constant(vec![0.0, 0.0, LOW], &[1, 3]);
+            g.add(s, m)
+        })[2]
+            .into()
+    });
+    r.spares("MatMul+Mask+Softmax+MatMul→CausalAttention");
+}
+
+/// Scores and probabilities that are results as well stay in the graph, and have the same values. Whether attention is used
+/// beside them is a question of prices: never where it would only compute everything twice.
+#[test]
+fn masked_scores_with_another_use() {
+    let with = |rows: usize, used: usize| {
+        let mut g = Graph::new();
+        let parts = by_hand(&mut g, [rows; 2], |g, s| {
+            let m = g.constant(causal(rows, rows, 0.0, f32::NEG_INFINITY), &[rows, rows]);
+            g.add(s, m)
+        });
+        g.set_outputs(vec![parts[2], parts[used]]);
+        rewritten(g, Forward)
+    };
+    for rows in [5, 64] {
+        with(rows, 0).has("core.matmul", 1).has("core.softmax", 0);
+        with(rows, 1).has("core.softmax", 1);
+    }
+    with(5, 1).has("core.attention", 0);
 }
 
 #[test]
@@ -374,6 +527,8 @@ fn attention_of_several_heads() {
         (Some(2), Mask::None),
         (Some(2), Mask::Filled),
         (None, Mask::Kept),
+        (Some(2), Mask::AddedConstant),
+        (Some(2), Mask::KeptConstant),
     ] {
         for straight in [false, true] {
             if batch.is_none() && straight {
@@ -383,7 +538,7 @@ fn attention_of_several_heads() {
                 let (rows, heads, width) = (5, 3, 4);
                 let mut shape = vec![rows, heads * width];
                 shape.splice(0..0, batch);
-                let axes: &[u32] = if batch.is_some() { &[0, 2, 1, 3] } else { &[1, 0, 2] };
+                let axes: &[i32] = if batch.is_some() { &[0, 2, 1, 3] } else { &[1, 0, 2] };
                 let mut split = shape.clone();
                 split.pop();
                 split.extend([heads, width]);

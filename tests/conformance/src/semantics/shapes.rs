@@ -78,7 +78,7 @@ fn scalars(device: &SharedDevice) -> CaseRun {
     let x = g.input("x", &[]);
     let y = g.add(x, x);
     let sum = g.sum_all(y);
-    let largest = g.max_reduce(y, &[], true);
+    let largest = g.max(y, &[], true);
     let wide = g.expand(y, &[2, 2]);
     let one = g.reshape(y, &[1, 1]);
     g.set_outputs(vec![y, sum, largest, wide, one]);

@@ -55,7 +55,7 @@ fn inputs_persist(device: &SharedDevice) -> CaseRun {
     let x = g.input("x", &[2]);
     let ids = g.input_u32("ids", &[1]);
     let table = g.constant(vec![10.0, 20.0], &[2, 1]);
-    let row = g.gather(ids, table);
+    let row = g.gather(table, ids);
     let row = g.reshape(row, &[1]);
     let y = g.add(x, row);
     g.set_outputs(vec![y]);

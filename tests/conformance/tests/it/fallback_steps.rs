@@ -147,7 +147,7 @@ fn plan(device: &dyn Device) -> ExecutionPlan {
     let product = g.matmul(sum, w);
     let table = g.add(product, x);
     let ids = g.input_u32("ids", &[1]);
-    let row = g.gather(ids, table);
+    let row = g.gather(table, ids);
     g.set_outputs(vec![row]);
     compile_for(&g, device).expect("both have the kernels")
 }

@@ -12,6 +12,7 @@ pub(super) use replace::Mark;
 use replace::Undo;
 
 use super::attr::{self, Constructor};
+use super::facts::{FactName, OF_CONSTANT, of_constant};
 use super::pattern::LeafKind;
 use super::scalar::Scalar;
 use meganeura_core::attrs::Attrs;
@@ -102,7 +103,7 @@ pub(super) struct Terms<'a> {
     label_index: HashMap<LabelKey, u32>,
     types: Vec<TensorType>,
     type_index: HashMap<TensorType, u32>,
-    uniform: HashMap<TermId, f64>,
+    constants: HashMap<(TermId, FactName), f64>,
     /// For each node of the graph whether steps leave it alone.
     invariant: Vec<bool>,
     values: HashMap<Value, TermId>,
@@ -125,7 +126,7 @@ impl<'a> Terms<'a> {
             label_index: HashMap::new(),
             types: Vec::new(),
             type_index: HashMap::new(),
-            uniform: HashMap::new(),
+            constants: HashMap::new(),
             invariant: invariant.to_vec(),
             values: HashMap::new(),
             total: 0,
@@ -166,10 +167,12 @@ impl<'a> Terms<'a> {
             Some(&same) => same,
             None => self.push(label, children, types.clone(), id, true),
         };
-        if let NodeKind::Constant(data) = &node.kind
-            && let Some(value) = super::facts::uniform(data)
-        {
-            self.uniform.insert(term, value);
+        if let NodeKind::Constant(data) = &node.kind {
+            for &(_, fact) in OF_CONSTANT {
+                if let Some(value) = of_constant(fact, data, node.outputs[0].shape.dims()) {
+                    self.constants.insert((term, fact), value);
+                }
+            }
         }
         for (port, ty) in types.into_iter().enumerate() {
             let port = port as u32;
@@ -294,9 +297,9 @@ impl<'a> Terms<'a> {
         self.types.get(usize::try_from(id).ok()?)
     }
 
-    /// Value of a constant whose elements are equal.
-    pub(super) fn uniform(&self, id: TermId) -> Option<f64> {
-        self.uniform.get(&id).copied()
+    /// A fact of the elements of a constant.
+    pub(super) fn of_constant(&self, fact: FactName, id: TermId) -> Option<f64> {
+        self.constants.get(&(id, fact)).copied()
     }
 
     /// Node whose name and place a term has.

@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use std::fmt::Write as _;
 
-use super::search::{Leaf, Witness, scalar};
+use super::leaf::Leaf;
+use super::search::{Witness, scalar};
 use crate::rewrite::attr;
 use crate::rewrite::clean::clean;
 use crate::rewrite::matcher::{Plan, Search, World, eval_plain};
@@ -13,7 +14,7 @@ use crate::rewrite::terms::Terms;
 use meganeura_core::autodiff::try_differentiate;
 use meganeura_core::dtype::DType;
 use meganeura_core::error::{Error, Result};
-use meganeura_core::graph::{ConstantData, Graph, NodeId, NodeKind, Value};
+use meganeura_core::graph::{Graph, NodeId, NodeKind, Value};
 use meganeura_core::ops::Call;
 use meganeura_core::random::SplitMix64;
 use meganeura_core::reference::{Extent, RefTensor, evaluate, extent};
@@ -177,10 +178,7 @@ impl<'p> Case<'p> {
             LeafKind::Parameter => g.parameter(&name, dims),
             LeafKind::State => g.state(&name, dims),
             LeafKind::Scalar => g.scalar_input(&name, leaf.ty.dtype),
-            LeafKind::Constant => {
-                let data = ConstantData::repeated(leaf.ty.dtype, leaf.value, leaf.ty.numel());
-                g.constant_data(data, dims)
-            }
+            LeafKind::Constant => g.constant_data(leaf.data(), dims),
         };
         self.values[leaf.var] = Some(id.into());
     }

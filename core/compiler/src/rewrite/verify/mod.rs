@@ -6,6 +6,7 @@
 //! fails comes with the case.
 
 mod check;
+mod leaf;
 mod order;
 mod pool;
 mod search;

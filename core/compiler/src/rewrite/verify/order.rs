@@ -39,7 +39,7 @@ pub(super) fn leaf_kinds(pattern: &Pattern) -> HashMap<VarId, LeafKind> {
             ScalarExpr::Literal(_) | ScalarExpr::Var(_) => {}
             ScalarExpr::Fact(fact, arguments) => {
                 let kind = match fact {
-                    FactName::Uniform => Some(LeafKind::Constant),
+                    FactName::Uniform | FactName::LowerTriangle | FactName::UpperTriangle => Some(LeafKind::Constant),
                     FactName::PackGroup => Some(LeafKind::Parameter),
                     _ => None,
                 };

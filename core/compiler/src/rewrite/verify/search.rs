@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 
+use super::leaf::Leaf;
 use super::order::{leaf_kinds, order};
 use super::pool::Pool;
 use crate::rewrite::attr::{self, ints_text, parse_ints};
@@ -15,7 +16,6 @@ use crate::rewrite::pattern::{Atom, Condition, LeafKind, Pattern, ScalarExpr, Sh
 use crate::rewrite::scalar::Scalar;
 use crate::rewrite::terms::TermId;
 use meganeura_core::attrs::AttrKind;
-use meganeura_core::graph::ConstantData;
 use meganeura_core::ops::sample::{Sample, Sizes};
 use meganeura_core::ops::{Call, OpRef};
 use meganeura_core::shape::{Shape as Dims, TensorType};
@@ -28,21 +28,6 @@ const ATTEMPT_STEPS: u64 = 1500;
 const FRUITLESS: u64 = 40;
 /// Most values of a constant that are tried with one type, of those that its own conditions accept.
 const MAX_VALUES: usize = 4;
-
-/// A leaf of a witness.
-#[derive(Clone, Debug)]
-pub(super) struct Leaf {
-    /// The variable that it stands for.
-    pub(super) var: VarId,
-    /// What it is.
-    pub(super) kind: LeafKind,
-    /// Its type.
-    pub(super) ty: TensorType,
-    /// Value of all elements of a constant.
-    pub(super) value: f64,
-    /// Its place among the leaves.
-    pub(super) slot: usize,
-}
 
 /// Values for the variables of a pattern under which it matches.
 #[derive(Clone)]
@@ -274,7 +259,7 @@ impl<'p> Search<'p> {
                 if kind == LeafKind::Constant {
                     self.steps = self.steps.saturating_sub(1);
                     // What is wrong with the type is wrong for all values.
-                    if !self.settle(&mut next.clone(), Some((FactName::Uniform, var))) {
+                    if !self.settle(&mut next.clone(), Some((self.asked(var), var))) {
                         break;
                     }
                     if !self.settle(&mut next.clone(), Some((FactName::Type, var))) {
@@ -311,10 +296,19 @@ impl<'p> Search<'p> {
             var,
             kind,
             ty: ty.clone(),
+            asked: self.asked(var),
             value,
             slot,
         });
         next
+    }
+
+    /// Which elements of a constant have its value.
+    fn asked(&self, var: VarId) -> FactName {
+        let conditions = &self.pattern.conditions;
+        let triangles = [FactName::LowerTriangle, FactName::UpperTriangle].into_iter();
+        let mut asked = triangles.filter(|fact| conditions.iter().any(|(c, _)| asks(c, *fact, var)));
+        asked.next().unwrap_or(FactName::Uniform)
     }
 
     fn attribute(&mut self, at: usize, a: usize, i: usize, state: &Witness) -> Option<Witness> {
@@ -541,9 +535,8 @@ fn fact_of(
             [ty] => type_ids.iter().position(|t| t == ty).map(|i| Scalar::Int(i as i64)),
             _ => None,
         },
-        (FactName::Uniform, Bound::Term(x)) => {
-            let leaf = leaf(x).filter(|l| l.kind == LeafKind::Constant)?;
-            facts::uniform(&ConstantData::splat(leaf.ty.dtype, leaf.value)).map(Scalar::Float)
+        (FactName::Uniform | FactName::LowerTriangle | FactName::UpperTriangle, Bound::Term(x)) => {
+            leaf(x)?.fact(fact).map(Scalar::Float)
         }
         (FactName::Ord, Bound::Term(x)) => {
             let place = leaf(x).map_or(state.leaves.len() + x.0 as usize, |l| l.slot);
