@@ -63,6 +63,20 @@ fn live(plan: &ExecutionPlan) -> Vec<HashSet<usize>> {
     always.extend(plan.constants().map(|(b, _)| b.index()));
     always.extend(plan.state_buffers.iter().map(|s| s.buffer.index()));
     always.extend(plan.output_buffers.iter().map(|b| b.index()));
+    // What a segment computes once is read in every step.
+    for segment in plan.segments.iter().filter(|s| s.once) {
+        let (own, others) = (
+            segment.first..segment.first + segment.count,
+            segment.first + segment.count..,
+        );
+        let written = plan.dispatches[own].iter().flat_map(|d| &d.outputs).map(|o| o.buffer);
+        let read: HashSet<_> = plan.dispatches[others]
+            .iter()
+            .flat_map(|d| &d.inputs)
+            .map(|o| o.buffer)
+            .collect();
+        always.extend(written.filter(|b| read.contains(b)).map(|b| b.index()));
+    }
     // Backwards: what is read later is live if it was written before.
     let mut needed_after: Vec<HashSet<usize>> = vec![HashSet::new(); levels.len()];
     let mut later: HashSet<usize> = HashSet::new();
