@@ -30,7 +30,7 @@ const SIDE: usize = 768;
 
 fn bench(criterion: &mut Criterion, name: &str, mut session: Session) {
     let (flops, memory) = (flops(&session), session.memory_summary());
-    let (dispatches, mut product) = (session.plan().dispatches.len(), product(SIDE));
+    let (dispatches, mut product) = (session.plan().step_dispatches().count(), product(SIDE));
     let candidates: Vec<Candidate> = vec![
         ("model", Box::new(move || session.step())),
         ("product", Box::new(move || product.step())),

@@ -116,7 +116,7 @@ fn gains(criterion: &mut Criterion) {
         }
         let dispatches: Vec<String> = sessions
             .iter()
-            .map(|(s, _)| s.plan().dispatches.len().to_string())
+            .map(|(s, _)| s.plan().step_dispatches().count().to_string())
             .collect();
         let calls = calls(&mut sessions[0].0);
         let names = ["rewritten", "clustered", "plain"];

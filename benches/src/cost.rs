@@ -19,10 +19,10 @@ pub struct WorkloadCost {
 }
 
 impl WorkloadCost {
-    /// The cost of a step of a plan on a device, its update included.
+    /// The cost of a step of a plan on a device, its update included; what is computed once for many steps is not.
     pub fn of(plan: &ExecutionPlan, device: &dyn Device) -> Self {
         let mut cost = WorkloadCost::default();
-        for segment in &plan.segments {
+        for segment in plan.segments.iter().filter(|s| !s.once) {
             let mut chain = vec![0u64; plan.levels(segment)];
             for dispatch in &plan.dispatches[segment.range()] {
                 let types = dispatch.types();

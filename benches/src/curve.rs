@@ -131,8 +131,8 @@ pub fn loss_curves(
 
 fn curve(workload: &Workload, on: &BenchDevice, precision: Precision, steps: usize) -> Result<LossCurve> {
     let mut session = workload.session(on, precision)?;
-    let dispatches = &session.plan().dispatches;
-    let dispatches = [dispatches.len(), dispatches.iter().filter(|d| d.use_coop).count()];
+    let dispatches = || session.plan().step_dispatches();
+    let dispatches = [dispatches().count(), dispatches().filter(|d| d.use_coop).count()];
     let mut losses = Vec::with_capacity(steps);
     for _ in 0..steps {
         session.try_step()?;

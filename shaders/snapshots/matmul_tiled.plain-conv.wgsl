@@ -1,5 +1,5 @@
 var<storage, read_write> b0: array<f32>;
-var<storage, read> b1: array<f32>;
+var<storage, read> b1: array<vec4<f32>>;
 var<storage, read> b2: array<f32>;
 // Matrix product in f32, by tiles in shared memory: out[batch, M, N] = epilogue(A[batch, M, K] B[batch, K, N]).
 //
@@ -30,71 +30,58 @@ var<workgroup> shared_b: array<Vector, BLOCK / WIDTH * STEP>;
 // WIDTH elements of A, side by side in memory, from row `line` and term `k` on; zero from K on, where nothing may come in, not
 // even NaN.
 fn load_a(batch: u32, line: u32, k: u32) -> Vector {
-    let v1 = min(line + 0u, 71u);
-    let v2 = min(k + 0u, 215u);
+    let v1 = min(line, 71u);
+    let v2 = min(k, 212u);
     let v4 = (batch * GROUP_OUTPUTS + v1) * (GROUP_INPUTS * KERNEL) + v2;
-    let v5 = b1[v4];
-    let v6 = min(line + 0u, 71u);
-    let v7 = min(k + 1u, 215u);
-    let v9 = (batch * GROUP_OUTPUTS + v6) * (GROUP_INPUTS * KERNEL) + v7;
-    let v10 = b1[v9];
-    let v11 = min(line + 0u, 71u);
-    let v12 = min(k + 2u, 215u);
-    let v14 = (batch * GROUP_OUTPUTS + v11) * (GROUP_INPUTS * KERNEL) + v12;
-    let v15 = b1[v14];
-    let v16 = min(line + 0u, 71u);
-    let v17 = min(k + 3u, 215u);
-    let v19 = (batch * GROUP_OUTPUTS + v16) * (GROUP_INPUTS * KERNEL) + v17;
-    let v20 = b1[v19];
-    return vec4<f32>(select(0.0, v5, k + 0u < 216u), select(0.0, v10, k + 1u < 216u), select(0.0, v15, k + 2u < 216u), select(0.0, v20, k + 3u < 216u));
+    return select(vec4<f32>(), b1[(v4) / 4u], k < 216u);
 }
 // The same of B, from column `line` on.
 fn load_b(batch: u32, line: u32, k: u32) -> Vector {
-    let v21 = min(line + 0u, 6399u);
-    let v22 = min(k + 0u, 215u);
-    let kernel_v23 = v22 % KERNEL;
-    let pixel_v23 = v21 % OUTPUT;
-    let ih_v23 = pixel_v23 / OUTPUT_W * STRIDE_H + kernel_v23 / KERNEL_W * DILATION_H - PADDING_H;
-    let iw_v23 = pixel_v23 % OUTPUT_W * STRIDE_W + kernel_v23 % KERNEL_W * DILATION_W - PADDING_W;
-    let inside_v23 = ih_v23 < INPUT_H && iw_v23 < INPUT_W;
-    let channel_v23 = v21 / OUTPUT * INPUTS + batch * GROUP_INPUTS + v22 / KERNEL;
-    let v24 = (channel_v23 * INPUT_H + min(ih_v23, max(INPUT_H, 1u) - 1u)) * INPUT_W + min(iw_v23, max(INPUT_W, 1u) - 1u);
-    let v25 = b2[v24];
-    let v26 = select(0.0, v25, inside_v23);
-    let v27 = min(line + 1u, 6399u);
-    let v28 = min(k + 0u, 215u);
-    let kernel_v29 = v28 % KERNEL;
-    let pixel_v29 = v27 % OUTPUT;
-    let ih_v29 = pixel_v29 / OUTPUT_W * STRIDE_H + kernel_v29 / KERNEL_W * DILATION_H - PADDING_H;
-    let iw_v29 = pixel_v29 % OUTPUT_W * STRIDE_W + kernel_v29 % KERNEL_W * DILATION_W - PADDING_W;
-    let inside_v29 = ih_v29 < INPUT_H && iw_v29 < INPUT_W;
-    let channel_v29 = v27 / OUTPUT * INPUTS + batch * GROUP_INPUTS + v28 / KERNEL;
-    let v30 = (channel_v29 * INPUT_H + min(ih_v29, max(INPUT_H, 1u) - 1u)) * INPUT_W + min(iw_v29, max(INPUT_W, 1u) - 1u);
-    let v31 = b2[v30];
-    let v32 = select(0.0, v31, inside_v29);
-    let v33 = min(line + 2u, 6399u);
-    let v34 = min(k + 0u, 215u);
-    let kernel_v35 = v34 % KERNEL;
-    let pixel_v35 = v33 % OUTPUT;
-    let ih_v35 = pixel_v35 / OUTPUT_W * STRIDE_H + kernel_v35 / KERNEL_W * DILATION_H - PADDING_H;
-    let iw_v35 = pixel_v35 % OUTPUT_W * STRIDE_W + kernel_v35 % KERNEL_W * DILATION_W - PADDING_W;
-    let inside_v35 = ih_v35 < INPUT_H && iw_v35 < INPUT_W;
-    let channel_v35 = v33 / OUTPUT * INPUTS + batch * GROUP_INPUTS + v34 / KERNEL;
-    let v36 = (channel_v35 * INPUT_H + min(ih_v35, max(INPUT_H, 1u) - 1u)) * INPUT_W + min(iw_v35, max(INPUT_W, 1u) - 1u);
-    let v37 = b2[v36];
-    let v38 = select(0.0, v37, inside_v35);
-    let v39 = min(line + 3u, 6399u);
-    let v40 = min(k + 0u, 215u);
-    let kernel_v41 = v40 % KERNEL;
-    let pixel_v41 = v39 % OUTPUT;
-    let ih_v41 = pixel_v41 / OUTPUT_W * STRIDE_H + kernel_v41 / KERNEL_W * DILATION_H - PADDING_H;
-    let iw_v41 = pixel_v41 % OUTPUT_W * STRIDE_W + kernel_v41 % KERNEL_W * DILATION_W - PADDING_W;
-    let inside_v41 = ih_v41 < INPUT_H && iw_v41 < INPUT_W;
-    let channel_v41 = v39 / OUTPUT * INPUTS + batch * GROUP_INPUTS + v40 / KERNEL;
-    let v42 = (channel_v41 * INPUT_H + min(ih_v41, max(INPUT_H, 1u) - 1u)) * INPUT_W + min(iw_v41, max(INPUT_W, 1u) - 1u);
-    let v43 = b2[v42];
-    let v44 = select(0.0, v43, inside_v41);
-    return vec4<f32>(select(0.0, v26, k + 0u < 216u), select(0.0, v32, k + 0u < 216u), select(0.0, v38, k + 0u < 216u), select(0.0, v44, k + 0u < 216u));
+    let v5 = min(line + 0u, 6399u);
+    let v6 = min(k + 0u, 215u);
+    let kernel_v7 = v6 % KERNEL;
+    let pixel_v7 = v5 % OUTPUT;
+    let ih_v7 = pixel_v7 / OUTPUT_W * STRIDE_H + kernel_v7 / KERNEL_W * DILATION_H - PADDING_H;
+    let iw_v7 = pixel_v7 % OUTPUT_W * STRIDE_W + kernel_v7 % KERNEL_W * DILATION_W - PADDING_W;
+    let inside_v7 = ih_v7 < INPUT_H && iw_v7 < INPUT_W;
+    let channel_v7 = v5 / OUTPUT * INPUTS + batch * GROUP_INPUTS + v6 / KERNEL;
+    let v8 = (channel_v7 * INPUT_H + min(ih_v7, max(INPUT_H, 1u) - 1u)) * INPUT_W + min(iw_v7, max(INPUT_W, 1u) - 1u);
+    let v9 = b2[v8];
+    let v10 = select(0.0, v9, inside_v7);
+    let v11 = min(line + 1u, 6399u);
+    let v12 = min(k + 0u, 215u);
+    let kernel_v13 = v12 % KERNEL;
+    let pixel_v13 = v11 % OUTPUT;
+    let ih_v13 = pixel_v13 / OUTPUT_W * STRIDE_H + kernel_v13 / KERNEL_W * DILATION_H - PADDING_H;
+    let iw_v13 = pixel_v13 % OUTPUT_W * STRIDE_W + kernel_v13 % KERNEL_W * DILATION_W - PADDING_W;
+    let inside_v13 = ih_v13 < INPUT_H && iw_v13 < INPUT_W;
+    let channel_v13 = v11 / OUTPUT * INPUTS + batch * GROUP_INPUTS + v12 / KERNEL;
+    let v14 = (channel_v13 * INPUT_H + min(ih_v13, max(INPUT_H, 1u) - 1u)) * INPUT_W + min(iw_v13, max(INPUT_W, 1u) - 1u);
+    let v15 = b2[v14];
+    let v16 = select(0.0, v15, inside_v13);
+    let v17 = min(line + 2u, 6399u);
+    let v18 = min(k + 0u, 215u);
+    let kernel_v19 = v18 % KERNEL;
+    let pixel_v19 = v17 % OUTPUT;
+    let ih_v19 = pixel_v19 / OUTPUT_W * STRIDE_H + kernel_v19 / KERNEL_W * DILATION_H - PADDING_H;
+    let iw_v19 = pixel_v19 % OUTPUT_W * STRIDE_W + kernel_v19 % KERNEL_W * DILATION_W - PADDING_W;
+    let inside_v19 = ih_v19 < INPUT_H && iw_v19 < INPUT_W;
+    let channel_v19 = v17 / OUTPUT * INPUTS + batch * GROUP_INPUTS + v18 / KERNEL;
+    let v20 = (channel_v19 * INPUT_H + min(ih_v19, max(INPUT_H, 1u) - 1u)) * INPUT_W + min(iw_v19, max(INPUT_W, 1u) - 1u);
+    let v21 = b2[v20];
+    let v22 = select(0.0, v21, inside_v19);
+    let v23 = min(line + 3u, 6399u);
+    let v24 = min(k + 0u, 215u);
+    let kernel_v25 = v24 % KERNEL;
+    let pixel_v25 = v23 % OUTPUT;
+    let ih_v25 = pixel_v25 / OUTPUT_W * STRIDE_H + kernel_v25 / KERNEL_W * DILATION_H - PADDING_H;
+    let iw_v25 = pixel_v25 % OUTPUT_W * STRIDE_W + kernel_v25 % KERNEL_W * DILATION_W - PADDING_W;
+    let inside_v25 = ih_v25 < INPUT_H && iw_v25 < INPUT_W;
+    let channel_v25 = v23 / OUTPUT * INPUTS + batch * GROUP_INPUTS + v24 / KERNEL;
+    let v26 = (channel_v25 * INPUT_H + min(ih_v25, max(INPUT_H, 1u) - 1u)) * INPUT_W + min(iw_v25, max(INPUT_W, 1u) - 1u);
+    let v27 = b2[v26];
+    let v28 = select(0.0, v27, inside_v25);
+    return vec4<f32>(select(0.0, v10, k + 0u < 216u), select(0.0, v16, k + 0u < 216u), select(0.0, v22, k + 0u < 216u), select(0.0, v28, k + 0u < 216u));
 }
 // The number of an element of the result.
 fn element_number(batch: u32, row: u32, column: u32) -> u32 {

@@ -59,6 +59,10 @@ pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx) -> Result<Compiled, S
             functions: functions(&dims)?,
             dims,
             operands: [a, b],
+            stored: [a, b].map(|id| match body.nodes[id].def {
+                Def::Operand(index) => Some(index),
+                _ => None,
+            }),
         },
     )
 }
@@ -68,6 +72,8 @@ struct Convolution {
     dims: Conv2dDims,
     /// `x, w`, or `dy, w`, or `x, dy`.
     operands: [Id; 2],
+    /// The operands of the dispatch that they are, where they are.
+    stored: [Option<usize>; 2],
     /// The functions of the library that find elements.
     functions: Functions,
 }
@@ -108,6 +114,19 @@ impl Convolution {
         match found.variable("inside") {
             Some(inside) => e.bind(&format!("select(0.0, {value}, {inside})")),
             None => Ok(value),
+        }
+    }
+
+    /// The tensor that an operand of the product is, the function of the library that finds its elements, and that
+    /// function's channel and place.
+    fn found_by<'a>(&self, operand: usize, line: &'a str, k: &'a str) -> (usize, &'static str, [&'a str; 2]) {
+        match (self.of, operand) {
+            (Of::Output, 0) => (1, "weight", [line, k]),
+            (Of::Output, _) => (0, "input_of_tap", [k, line]),
+            (Of::InputGrad, 0) => (1, "weight_of_input", [line, k]),
+            (Of::InputGrad, _) => (0, "output_of_tap", [k, line]),
+            (Of::WeightGrad, 0) => (1, "output", [line, k]),
+            (Of::WeightGrad, _) => (0, "input_of_tap", [line, k]),
         }
     }
 
@@ -157,14 +176,30 @@ impl Contraction for Convolution {
     }
 
     fn load(&self, e: &mut Emitter, operand: usize, line: &str, k: &str) -> Result<String, String> {
-        match (self.of, operand) {
-            (Of::Output, 0) => self.element(e, 1, "weight", [line, k]),
-            (Of::Output, _) => self.element(e, 0, "input_of_tap", [k, line]),
-            (Of::InputGrad, 0) => self.element(e, 1, "weight_of_input", [line, k]),
-            (Of::InputGrad, _) => self.element(e, 0, "output_of_tap", [k, line]),
-            (Of::WeightGrad, 0) => self.element(e, 1, "output", [line, k]),
-            (Of::WeightGrad, _) => self.element(e, 0, "input_of_tap", [line, k]),
-        }
+        let (tensor, function, arguments) = self.found_by(operand, line, k);
+        self.element(e, tensor, function, arguments)
+    }
+
+    fn stored(&self, operand: usize) -> Option<usize> {
+        let (tensor, function, _) = self.found_by(operand, "", "");
+        // Four neighbours along the lines or the sum must be four neighbours in memory, from a multiple of four on: weights of
+        // a channel are, and elements of a plane, unless the kernel has taps that move or leave the plane.
+        let d = &self.dims;
+        let is_pointwise = d.kernel == [1, 1] && d.stride == [1, 1] && d.padding == [0, 0];
+        let planes = |size: [usize; 2]| plane(size).is_multiple_of(4);
+        let has_vectors = match function {
+            "weight" => true,
+            "weight_of_input" => plane(d.kernel) == 1,
+            "output" => planes(d.output),
+            _ => is_pointwise && planes(d.input),
+        };
+        self.stored[tensor].filter(|_| has_vectors)
+    }
+
+    fn number_of(&self, e: &mut Emitter, operand: usize, line: &str, k: &str) -> Result<String, String> {
+        let (_, function, arguments) = self.found_by(operand, line, k);
+        let found = self.find(e, function, arguments)?;
+        e.bind(&found.value)
     }
 
     fn element_number(&self, e: &mut Emitter, template: Template) -> Result<Template, String> {

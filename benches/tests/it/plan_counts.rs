@@ -75,7 +75,8 @@ fn gpu_plan(graph: &Graph, mode: Mode) -> ExecutionPlan {
 
 fn counts(plan: &ExecutionPlan, device: &dyn Device) -> Counts {
     let cost = WorkloadCost::of(plan, device);
-    let levels: usize = plan.segments.iter().map(|segment| plan.levels(segment)).sum();
+    let stepped = plan.segments.iter().filter(|s| !s.once);
+    let levels: usize = stepped.map(|segment| plan.levels(segment)).sum();
     BTreeMap::from([
         ("dispatches", cost.dispatches),
         ("levels", levels as u64),

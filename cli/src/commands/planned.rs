@@ -114,10 +114,16 @@ impl Planned {
         let forecast = self.plan.memory_forecast();
         line(format_args!(
             "\nPlan: {} dispatches in {} levels, built in {:.0} ms",
-            self.plan.dispatches.len(),
+            self.plan.step_dispatches().count(),
             self.levels(),
             self.build_ms
         ))?;
+        match self.plan.prepared_dispatches().count() {
+            0 => {}
+            once => line(format_args!(
+                "  and {once} dispatches that run once, when parameters were written: what no step changes"
+            ))?,
+        }
         if let Some(ms) = self.cached_load_ms {
             line(format_args!("Loaded from its file in {ms:.0} ms"))?;
         }

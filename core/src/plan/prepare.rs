@@ -12,6 +12,18 @@ impl ExecutionPlan {
         self.segments.get(before).filter(|s| s.once).map(|_| before)
     }
 
+    /// The dispatches of each step: all but those of segments that run once for many steps.
+    pub fn step_dispatches(&self) -> impl Iterator<Item = &Dispatch> {
+        let stepped = self.segments.iter().filter(|s| !s.once);
+        stepped.flat_map(|s| &self.dispatches[s.range()])
+    }
+
+    /// The dispatches that run once for many steps.
+    pub fn prepared_dispatches(&self) -> impl Iterator<Item = &Dispatch> {
+        let prepared = self.segments.iter().filter(|s| s.once);
+        prepared.flat_map(|s| &self.dispatches[s.range()])
+    }
+
     /// Buffers that a segment reads and does not write: those whose change makes its results stale.
     pub fn sources_of(&self, segment: &Segment) -> HashSet<BufferRef> {
         let dispatches = &self.dispatches[segment.range()];
@@ -19,6 +31,17 @@ impl ExecutionPlan {
         let mut read = buffers(dispatches, |d| &d.inputs);
         read.retain(|buffer| !written.contains(buffer));
         read
+    }
+
+    /// Results of segments that run once which later segments read: they take memory from step to step.
+    pub(super) fn kept_between_steps(&self) -> HashSet<BufferRef> {
+        let prepared = self.segments.iter().filter(|s| s.once);
+        let written: HashSet<BufferRef> = prepared
+            .flat_map(|s| buffers(&self.dispatches[s.range()], |d| &d.outputs))
+            .collect();
+        let stepped = self.segments.iter().filter(|s| !s.once);
+        let read = stepped.flat_map(|s| buffers(&self.dispatches[s.range()], |d| &d.inputs));
+        read.filter(|b| written.contains(b)).collect()
     }
 
     /// The plan with everything in every step: dispatches of segments that run once become the first levels of those

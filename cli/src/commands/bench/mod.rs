@@ -137,8 +137,8 @@ fn run_on(selector: Option<&str>, args: &Args, settings: &Config) -> Result<(), 
             .maybe_optimizer(optimizer.clone())
             .rewrite(rewrite.clone())
             .plan(&workload.graph)?;
-        let (precision, dispatches) = (plan.precision, plan.dispatches.len());
-        let units = plan.dispatches.iter().filter(|d| d.use_coop).count();
+        let (precision, dispatches) = (plan.precision, plan.step_dispatches().count());
+        let units = plan.step_dispatches().filter(|d| d.use_coop).count();
         let mut session = Session::on(device.clone(), plan)?;
         if let Some(optimizer) = optimizer {
             session.try_set_optimizer(optimizer)?;

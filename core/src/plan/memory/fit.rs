@@ -67,6 +67,7 @@ mod tests {
         MemoryForecast {
             planned: 1_000_000_000,
             parameters: 100_000_000,
+            prepared: 0,
             gradients: 100_000_000,
             optimizer: 200_000_000,
             transient: 600_000_000,

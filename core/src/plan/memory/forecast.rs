@@ -18,6 +18,8 @@ pub struct MemoryForecast {
     pub lower_bound: usize,
     /// Parameters.
     pub parameters: usize,
+    /// What is computed from parameters once for many steps and kept between them.
+    pub prepared: usize,
     /// Gradients of parameters and inputs.
     pub gradients: usize,
     /// State of the optimizer: moments, and accumulated gradients.
@@ -42,9 +44,10 @@ impl ExecutionPlan {
         let trained = self.param_grad_pairs.iter().map(|(_, g)| *g);
         let gradients = sum(&mut trained.chain(self.gradient_buffers.iter().map(|(_, b)| *b)));
         let optimizer = sum(&mut self.state_buffers.iter().filter(|s| s.optimizer).map(|s| s.buffer));
+        let prepared = sum(&mut self.kept_between_steps().into_iter());
         let rest = (0..self.buffers.len()).filter(|i| lives[*i].is_none());
         let others = sum(&mut rest.map(|i| BufferRef(i as u32)));
-        let persistent = parameters + gradients + optimizer + others;
+        let persistent = parameters + prepared + gradients + optimizer + others;
         let unplanned = self
             .buffers
             .iter()
@@ -71,6 +74,7 @@ impl ExecutionPlan {
             unplanned,
             lower_bound: persistent + most,
             parameters,
+            prepared,
             gradients,
             optimizer,
             others,
@@ -83,10 +87,14 @@ impl fmt::Display for MemoryForecast {
     /// `128.4 MB (300.1 MB without sharing): 20.0 MB parameters, ...`, in units of 10^6 bytes.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mb = |bytes: usize| bytes as f64 / 1e6;
+        let prepared = match self.prepared {
+            0 => String::new(),
+            bytes => format!(", {:.1} MB computed from them", mb(bytes)),
+        };
         write!(
             f,
-            "{:.1} MB ({:.1} MB without sharing): {:.1} MB parameters, {:.1} MB gradients, {:.1} MB optimizer, {:.1} MB \
-             inputs, outputs and states, {:.1} MB within a step",
+            "{:.1} MB ({:.1} MB without sharing): {:.1} MB parameters{prepared}, {:.1} MB gradients, {:.1} MB optimizer, \
+             {:.1} MB inputs, outputs and states, {:.1} MB within a step",
             mb(self.planned),
             mb(self.unplanned),
             mb(self.parameters),
