@@ -11,6 +11,7 @@
 //! | [`CnnConfig`] | small convolutional network |
 //! | [`ResNetConfig`] | residual networks |
 //! | [`MobileNetConfig`] | MobileNetV2 |
+//! | [`EfficientNetConfig`] | EfficientNet-B0 |
 //! | [`VitConfig`] | vision transformer |
 //! | [`UnetConfig`] | U-Net, images in and images out |
 //! | [`LlamaConfig`] | decoder-only language models of the Llama family |
@@ -28,6 +29,7 @@
 
 mod cnn;
 mod decode;
+mod efficientnet;
 mod llama;
 mod mlp;
 mod mobilenet;
@@ -38,6 +40,7 @@ mod vit;
 
 pub use cnn::{Cnn, CnnConfig};
 pub use decode::{KV_POS, LOGITS_ROW, LogitsOf, kv_cache_names};
+pub use efficientnet::{EfficientNet, EfficientNetConfig};
 pub use llama::{Llama, LlamaBlock, LlamaConfig, TARGETS, TOKENS, language_model};
 pub use mlp::{Mlp, MlpConfig};
 pub use mobilenet::{MobileNet, MobileNetConfig};

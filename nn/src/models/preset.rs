@@ -3,7 +3,10 @@
 use meganeura_core::Graph;
 
 use super::llama::language_model_of;
-use super::{LlamaConfig, ResNetConfig, classifier, cnn_classifier, mlp_classifier};
+use super::{
+    EfficientNetConfig, LlamaConfig, MobileNetConfig, ResNetConfig, UnetConfig, classifier, cnn_classifier,
+    mlp_classifier, segmentation,
+};
 
 /// A model of known sizes.
 #[derive(Clone, Copy, Debug)]
@@ -46,6 +49,9 @@ impl Preset {
     }
 }
 
+/// Images of networks that were trained on ImageNet.
+const IMAGE: &[usize] = &[3, 224, 224];
+
 /// All presets.
 pub const PRESETS: &[Preset] = &[
     Preset {
@@ -61,12 +67,48 @@ pub const PRESETS: &[Preset] = &[
         kind: Kind::Of(|rows| cnn_classifier(rows, [1, 28, 28], 10)),
     },
     Preset {
+        name: "resnet18",
+        about: "ResNet-18 for 224x224 images in 1000 classes",
+        rows: 8,
+        kind: Kind::Of(|rows| {
+            let config = ResNetConfig::resnet18(1000);
+            classifier(rows, IMAGE, |g, x| config.build(g, "").forward(g, x))
+        }),
+    },
+    Preset {
         name: "resnet50",
         about: "ResNet-50 for 224x224 images in 1000 classes",
         rows: 8,
         kind: Kind::Of(|rows| {
             let config = ResNetConfig::resnet50(1000);
-            classifier(rows, &[3, 224, 224], |g, x| config.build(g, "").forward(g, x))
+            classifier(rows, IMAGE, |g, x| config.build(g, "").forward(g, x))
+        }),
+    },
+    Preset {
+        name: "mobilenet",
+        about: "MobileNetV2 for 224x224 images in 1000 classes",
+        rows: 8,
+        kind: Kind::Of(|rows| {
+            let config = MobileNetConfig::new(1000);
+            classifier(rows, IMAGE, |g, x| config.build(g, "").forward(g, x))
+        }),
+    },
+    Preset {
+        name: "efficientnet",
+        about: "EfficientNet-B0 for 224x224 images in 1000 classes",
+        rows: 8,
+        kind: Kind::Of(|rows| {
+            let config = EfficientNetConfig::b0(1000);
+            classifier(rows, IMAGE, |g, x| config.build(g, "").forward(g, x))
+        }),
+    },
+    Preset {
+        name: "unet",
+        about: "U-Net of 64 to 1024 channels for the pixels of 128x128 images in 21 classes",
+        rows: 1,
+        kind: Kind::Of(|rows| {
+            let config = UnetConfig::new(3, 21).width(64).depth(4);
+            segmentation(rows, [3, 128, 128], |g, x| config.build(g, "").forward(g, x))
         }),
     },
     Preset {

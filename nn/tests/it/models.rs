@@ -4,7 +4,9 @@ use meganeura_core::Graph;
 use meganeura_core::autodiff::try_differentiate;
 use meganeura_core::graph::NodeKind;
 use meganeura_nn::layers::Activation;
-use meganeura_nn::models::{CnnConfig, MlpConfig, MobileNetConfig, classifier, cnn_classifier, mlp_classifier};
+use meganeura_nn::models::{
+    CnnConfig, EfficientNetConfig, MlpConfig, MobileNetConfig, classifier, cnn_classifier, mlp_classifier,
+};
 
 fn parameter_names(g: &Graph) -> Vec<&str> {
     let parameters = g
@@ -65,6 +67,43 @@ fn images_of_any_size_from_four_by_four() {
         let error = cnn_classifier(2, image, 5).verify().expect_err("too small").to_string();
         assert!(error.contains("is 0"), "{image:?}: {error}");
     }
+}
+
+#[test]
+fn efficientnet_has_the_layers_and_shapes_of_the_published_network() {
+    let g = classifier(2, &[3, 224, 224], |g, x| {
+        EfficientNetConfig::b0(1000).build(g, "").forward(g, x)
+    });
+    g.verify().unwrap_or_else(|e| panic!("{e}"));
+    let names = parameter_names(&g);
+    let sizes = names.iter().filter_map(|name| Some(g.shape(g.leaf_named(name)?)));
+    // Those of torchvision's efficientnet_b0.
+    assert_eq!(sizes.map(|s| s.iter().product::<usize>()).sum::<usize>(), 5_288_548);
+    for (name, shape) in [
+        ("features.0.0.weight", &[32, 3, 3, 3][..]),
+        ("features.1.0.block.0.0.weight", &[32, 1, 3, 3]),
+        ("features.1.0.block.1.fc1.weight", &[8, 32, 1, 1]),
+        ("features.1.0.block.2.1.bias", &[16]),
+        ("features.2.1.block.2.fc2.bias", &[144]),
+        ("features.6.3.block.1.0.weight", &[1152, 1, 5, 5]),
+        ("features.7.0.block.3.0.weight", &[320, 1152, 1, 1]),
+        ("features.8.0.weight", &[1280, 320, 1, 1]),
+        ("classifier.1.weight", &[1280, 1000]),
+    ] {
+        let leaf = g.leaf_named(name).unwrap_or_else(|| panic!("{name}"));
+        assert_eq!(g.shape(leaf), shape, "{name}");
+    }
+    assert_eq!(g.shape(g.outputs()[1]), [2, 1000]);
+    // Other images, and sizes that no layer can have.
+    for image in [[1, 1, 1], [4, 65, 33]] {
+        let config = EfficientNetConfig::b0(3).channels(image[0]).dropout(0.0);
+        let g = classifier(1, &image, |g, x| config.build(g, "net").forward(g, x));
+        g.verify().unwrap_or_else(|e| panic!("{image:?}: {e}"));
+    }
+    let g = classifier(1, &[3, 32, 32], |g, x| {
+        EfficientNetConfig::b0(0).build(g, "").forward(g, x)
+    });
+    assert!(g.verify().expect_err("no classes").to_string().contains("is 0"));
 }
 
 #[test]
