@@ -191,28 +191,80 @@ impl Plane {
         out: &mut [f32],
     ) {
         let width = self.columns.windows.max(1);
-        for (row, out) in strip.clone().zip(out.chunks_exact_mut(width)) {
+        let mut row = strip.start;
+        let (together, rest) = out.split_at_mut(strip.len() / TOGETHER * TOGETHER * width);
+        for out in together.chunks_exact_mut(TOGETHER * width) {
             let x = self.row(scratch, strip, row);
-            correlate_row(level, x, &self.taps, weights, out);
+            correlate_together(level, x, self.row_step(), &self.taps, weights, out);
+            row += TOGETHER;
+        }
+        for out in rest.chunks_exact_mut(width) {
+            correlate_row(level, self.row(scratch, strip, row), 0, &self.taps, weights, out);
+            row += 1;
         }
     }
 }
 
+/// Rows of windows that are computed together: their sums do not depend on each other, which hides the latency of an
+/// addition, and they share the weights.
+const TOGETHER: usize = 4;
+
 multiversion! {
-    fn correlate_row(x: &[f32], taps: &[usize], weights: &[f32], out: &mut [f32]) = correlate_row_body;
+    fn correlate_together(x: &[f32], row_step: usize, taps: &[usize], weights: &[f32], out: &mut [f32])
+        = correlate_together_body;
+}
+
+multiversion! {
+    fn correlate_row(x: &[f32], row_step: usize, taps: &[usize], weights: &[f32], out: &mut [f32]) = correlate_row_body;
 }
 
 #[inline(always)]
-fn correlate_row_body<const FMA: bool>(x: &[f32], taps: &[usize], weights: &[f32], out: &mut [f32]) {
-    for (block, out) in out.chunks_mut(LANES).enumerate() {
-        let mut sums = [0.0; LANES];
+fn correlate_together_body<const FMA: bool>(
+    x: &[f32],
+    row_step: usize,
+    taps: &[usize],
+    weights: &[f32],
+    out: &mut [f32],
+) {
+    correlate_rows::<FMA, TOGETHER>(x, row_step, taps, weights, out);
+}
+
+#[inline(always)]
+fn correlate_row_body<const FMA: bool>(x: &[f32], row_step: usize, taps: &[usize], weights: &[f32], out: &mut [f32]) {
+    correlate_rows::<FMA, 1>(x, row_step, taps, weights, out);
+}
+
+/// Adds weighted taps to some rows of results, which lie one after the other.
+#[inline(always)]
+fn correlate_rows<const FMA: bool, const ROWS: usize>(
+    x: &[f32],
+    row_step: usize,
+    taps: &[usize],
+    weights: &[f32],
+    out: &mut [f32],
+) {
+    let width = out.len() / ROWS;
+    let reach = taps.iter().max().map_or(0, |tap| tap + (ROWS - 1) * row_step);
+    // One check for all vectors, whose bounds the loops below do not look at.
+    assert!(x.len() >= reach + width.next_multiple_of(LANES), "a window left its plane");
+    for start in (0..width).step_by(LANES) {
+        let mut sums = [[0.0; LANES]; ROWS];
         for (&tap, &w) in taps.iter().zip(weights) {
-            for (sum, &x) in sums.iter_mut().zip(lanes(x, tap + block * LANES)) {
-                *sum = mul_add::<FMA>(w, x, *sum);
+            for (row, sums) in sums.iter_mut().enumerate() {
+                // SAFETY: `tap + row * row_step` is at most `reach`, and `start + LANES` at most the width in whole vectors,
+                // which were checked together above.
+                let x = unsafe { &*x.as_ptr().add(tap + row * row_step + start).cast::<[f32; LANES]>() };
+                for (sum, &x) in sums.iter_mut().zip(x) {
+                    *sum = mul_add::<FMA>(w, x, *sum);
+                }
             }
         }
-        for (out, sum) in out.iter_mut().zip(sums) {
-            *out += sum;
+        let len = LANES.min(width - start);
+        for (row, sums) in sums.iter().enumerate() {
+            let out = &mut out[row * width + start..][..len];
+            for (out, sum) in out.iter_mut().zip(sums) {
+                *out += sum;
+            }
         }
     }
 }
