@@ -10,6 +10,7 @@
 // Twin in the oracle: core/src/ops/conv2d.
 
 // Channels of all groups and of one, of the input and of the output.
+const IMAGES: u32 = 1u;
 const INPUTS: u32 = 64u;
 const OUTPUTS: u32 = 64u;
 const GROUP_INPUTS: u32 = 64u;
@@ -50,27 +51,61 @@ fn input(batch: u32, channel: u32, position: u32) -> u32 {
     return (position / INPUT * INPUTS + batch * GROUP_INPUTS + channel) * INPUT + position % INPUT;
 }
 
-// The element of the input that a tap reads for a position of the output; in padding another one, and `inside` is false.
-fn input_of_tap(batch: u32, tap: u32, position: u32) -> u32 {
+// The image, row and column of a position of the output.
+fn place_of_output(position: u32) -> u32 {
+    let image = position / OUTPUT;
+    let row = position % OUTPUT / OUTPUT_W;
+    let column = position % OUTPUT_W;
+    return position;
+}
+
+// Those of the next position, or of another one behind the last. Positions that are computed together begin at a multiple of
+// four, so that rows of whole fours end with the last of them.
+fn next_output(image: u32, row: u32, column: u32) -> u32 {
+    let wraps = OUTPUT_W % 4u != 0u && column + 1u == OUTPUT_W;
+    let leaves = wraps && row + 1u == OUTPUT_H;
+    let next_column = select(column + 1u, 0u, wraps);
+    let next_row = select(select(row, row + 1u, wraps), 0u, leaves);
+    let next_image = min(select(image, image + 1u, leaves), max(IMAGES, 1u) - 1u);
+    return next_image;
+}
+
+// The element of the input that a tap reads for a place of the output; in padding another one, and `inside` is false.
+fn input_of_tap(batch: u32, tap: u32, image: u32, row: u32, column: u32) -> u32 {
     let kernel = tap % KERNEL;
-    let pixel = position % OUTPUT;
     // Indices before the first wrap around to large ones.
-    let ih = pixel / OUTPUT_W * STRIDE_H + kernel / KERNEL_W * DILATION_H - PADDING_H;
-    let iw = pixel % OUTPUT_W * STRIDE_W + kernel % KERNEL_W * DILATION_W - PADDING_W;
+    let ih = row * STRIDE_H + kernel / KERNEL_W * DILATION_H - PADDING_H;
+    let iw = column * STRIDE_W + kernel % KERNEL_W * DILATION_W - PADDING_W;
     let inside = ih < INPUT_H && iw < INPUT_W;
-    let channel = position / OUTPUT * INPUTS + batch * GROUP_INPUTS + tap / KERNEL;
+    let channel = image * INPUTS + batch * GROUP_INPUTS + tap / KERNEL;
     return (channel * INPUT_H + min(ih, max(INPUT_H, 1u) - 1u)) * INPUT_W + min(iw, max(INPUT_W, 1u) - 1u);
 }
 
-// The element of the output that reads a position of the input by a tap; another one where there is none, and `inside` is false.
-fn output_of_tap(batch: u32, tap: u32, position: u32) -> u32 {
+// The image, row and column of a position of the input, and those of the next one, as of the output.
+fn place_of_input(position: u32) -> u32 {
+    let image = position / INPUT;
+    let row = position % INPUT / INPUT_W;
+    let column = position % INPUT_W;
+    return position;
+}
+
+fn next_input(image: u32, row: u32, column: u32) -> u32 {
+    let wraps = INPUT_W % 4u != 0u && column + 1u == INPUT_W;
+    let leaves = wraps && row + 1u == INPUT_H;
+    let next_column = select(column + 1u, 0u, wraps);
+    let next_row = select(select(row, row + 1u, wraps), 0u, leaves);
+    let next_image = min(select(image, image + 1u, leaves), max(IMAGES, 1u) - 1u);
+    return next_image;
+}
+
+// The element of the output that reads a place of the input by a tap; another one where there is none, and `inside` is false.
+fn output_of_tap(batch: u32, tap: u32, image: u32, row: u32, column: u32) -> u32 {
     let kernel = tap % KERNEL;
-    let pixel = position % INPUT;
-    let distance_h = pixel / INPUT_W + PADDING_H - kernel / KERNEL_W * DILATION_H;
-    let distance_w = pixel % INPUT_W + PADDING_W - kernel % KERNEL_W * DILATION_W;
+    let distance_h = row + PADDING_H - kernel / KERNEL_W * DILATION_H;
+    let distance_w = column + PADDING_W - kernel % KERNEL_W * DILATION_W;
     let oh = distance_h / STRIDE_H;
     let ow = distance_w / STRIDE_W;
     let inside = oh * STRIDE_H == distance_h && oh < OUTPUT_H && ow * STRIDE_W == distance_w && ow < OUTPUT_W;
-    let channel = position / INPUT * OUTPUTS + batch * GROUP_OUTPUTS + tap / KERNEL;
+    let channel = image * OUTPUTS + batch * GROUP_OUTPUTS + tap / KERNEL;
     return (channel * OUTPUT_H + min(oh, max(OUTPUT_H, 1u) - 1u)) * OUTPUT_W + min(ow, max(OUTPUT_W, 1u) - 1u);
 }

@@ -41,16 +41,18 @@ fn load_a(batch: u32, line: u32, k: u32) -> Vector {
 fn load_b(batch: u32, line: u32, k: u32) -> Vector {
     let v6 = min(line + 0u, 215u);
     let v7 = min(k + 0u, 6399u);
-    let kernel_v8 = v6 % KERNEL;
-    let pixel_v8 = v7 % OUTPUT;
-    let ih_v8 = pixel_v8 / OUTPUT_W * STRIDE_H + kernel_v8 / KERNEL_W * DILATION_H - PADDING_H;
-    let iw_v8 = pixel_v8 % OUTPUT_W * STRIDE_W + kernel_v8 % KERNEL_W * DILATION_W - PADDING_W;
-    let inside_v8 = ih_v8 < INPUT_H && iw_v8 < INPUT_W;
-    let channel_v8 = v7 / OUTPUT * INPUTS + batch * GROUP_INPUTS + v6 / KERNEL;
-    let v9 = (channel_v8 * INPUT_H + min(ih_v8, max(INPUT_H, 1u) - 1u)) * INPUT_W + min(iw_v8, max(INPUT_W, 1u) - 1u);
-    let v10 = b2[v9];
-    let v11 = select(0.0, v10, inside_v8);
-    return f32(select(0.0, v11, k + 0u < 6400u));
+    let image_v8 = v7 / OUTPUT;
+    let row_v8 = v7 % OUTPUT / OUTPUT_W;
+    let column_v8 = v7 % OUTPUT_W;
+    let kernel_v9 = v6 % KERNEL;
+    let ih_v9 = row_v8 * STRIDE_H + kernel_v9 / KERNEL_W * DILATION_H - PADDING_H;
+    let iw_v9 = column_v8 * STRIDE_W + kernel_v9 % KERNEL_W * DILATION_W - PADDING_W;
+    let inside_v9 = ih_v9 < INPUT_H && iw_v9 < INPUT_W;
+    let channel_v9 = image_v8 * INPUTS + batch * GROUP_INPUTS + v6 / KERNEL;
+    let v10 = (channel_v9 * INPUT_H + min(ih_v9, max(INPUT_H, 1u) - 1u)) * INPUT_W + min(iw_v9, max(INPUT_W, 1u) - 1u);
+    let v11 = b2[v10];
+    let v12 = select(0.0, v11, inside_v9);
+    return f32(select(0.0, v12, k + 0u < 6400u));
 }
 // The number of an element of the result.
 fn element_number(batch: u32, row: u32, column: u32) -> u32 {

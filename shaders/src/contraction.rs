@@ -28,6 +28,21 @@ pub(super) trait Contraction {
     /// A variable with an element of an operand: `line` is a row for the first, a column for the second.
     fn load(&self, e: &mut Emitter, operand: usize, line: &str, k: &str) -> Result<String, String>;
 
+    /// Variables with `count` neighbours along the lines or the sum, whichever [`Contraction::is_along_k`] says, from an element
+    /// on that may lie behind the last one; `None` where each is found as fast by itself. `line` and `k` of the first are
+    /// within the operand but for the direction in which neighbours lie.
+    fn load_together(
+        &self,
+        e: &mut Emitter,
+        operand: usize,
+        line: &str,
+        k: &str,
+        count: usize,
+    ) -> Result<Option<Vec<String>>, String> {
+        let _ = (e, operand, line, k, count);
+        Ok(None)
+    }
+
     /// Gives a kernel file the number of a result's element, unless results lie row by row, as kernel files have it.
     fn element_number(&self, e: &mut Emitter, template: Template) -> Result<Template, String> {
         let _ = e;

@@ -67,6 +67,28 @@ pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx) -> Result<Compiled, S
     )
 }
 
+/// Variables of the functions that find places: image, row and column.
+const PLACE: [&str; 3] = ["image", "row", "column"];
+const NEXT_PLACE: [&str; 3] = ["next_image", "next_row", "next_column"];
+
+/// The functions that find a place from a position, and the next place, for a function that finds elements by places.
+fn places(function: &str) -> Option<(&'static str, &'static str)> {
+    match function {
+        "input_of_tap" => Some(("place_of_output", "next_output")),
+        "output_of_tap" => Some(("place_of_input", "next_input")),
+        _ => None,
+    }
+}
+
+/// The names that variables of a function have in its statements.
+fn variables(found: &Inlined, names: [&str; 3]) -> Result<[String; 3], String> {
+    let known = names.map(|name| found.variable(name).map(str::to_owned));
+    match known {
+        [Some(image), Some(row), Some(column)] => Ok([image, row, column]),
+        _ => Err("a place has no image, row or column".into()),
+    }
+}
+
 struct Convolution {
     of: Of,
     dims: Conv2dDims,
@@ -92,7 +114,7 @@ fn channels(dims: &Conv2dDims) -> [usize; 2] {
 fn functions(dims: &Conv2dDims) -> Result<Functions, String> {
     let (d, [group_inputs, group_outputs]) = (dims, channels(dims));
     Template::new(library::CONVOLUTION)
-        .sizes([("INPUTS", d.c), ("OUTPUTS", d.o)])
+        .sizes([("IMAGES", d.n), ("INPUTS", d.c), ("OUTPUTS", d.o)])
         .sizes([("GROUP_INPUTS", group_inputs), ("GROUP_OUTPUTS", group_outputs)])
         .sizes([("INPUT_H", d.input[0]), ("INPUT_W", d.input[1])])
         .sizes([("OUTPUT_H", d.output[0]), ("OUTPUT_W", d.output[1])])
@@ -104,10 +126,9 @@ fn functions(dims: &Conv2dDims) -> Result<Functions, String> {
 }
 
 impl Convolution {
-    /// A variable with the element of an operand that a function of the library finds, or with 0 where it is not inside.
-    fn element(&self, e: &mut Emitter, operand: usize, function: &str, arguments: [&str; 2]) -> Result<String, String> {
-        let found = self.find(e, function, arguments)?;
-        let id = self.operands[operand];
+    /// A variable with the element of a tensor that a function of the library finds, or with 0 where it is not inside.
+    fn element(&self, e: &mut Emitter, tensor: usize, found: &Inlined) -> Result<String, String> {
+        let id = self.operands[tensor];
         let index = e.bind(&found.value)?;
         let shape = &e.body.ty(id).shape;
         let value = e.value(id, &location::split(&Base::new(&index, shape.numel()), 1, shape))?;
@@ -130,11 +151,27 @@ impl Convolution {
         }
     }
 
-    /// Adds the statements of a function of the library, with the constants that it needs.
+    /// Adds the statements of the function that finds an element, with the constants that it needs.
     fn find(&self, e: &mut Emitter, function: &str, [channel, at]: [&str; 2]) -> Result<Inlined, String> {
+        match places(function) {
+            None => self.statements(e, function, &["batch", channel, at]),
+            Some((place, _)) => {
+                let place = self.statements(e, place, &[at])?;
+                self.find_at(e, function, channel, &variables(&place, PLACE)?)
+            }
+        }
+    }
+
+    /// The same at a place that is known.
+    fn find_at(&self, e: &mut Emitter, function: &str, tap: &str, place: &[String; 3]) -> Result<Inlined, String> {
+        let [image, row, column] = place;
+        self.statements(e, function, &["batch", tap, image, row, column])
+    }
+
+    fn statements(&self, e: &mut Emitter, function: &str, arguments: &[&str]) -> Result<Inlined, String> {
         let suffix = e.fresh();
         e.module.declare(self.functions.declarations());
-        let found = self.functions.inline(function, &["batch", channel, at], &suffix)?;
+        let found = self.functions.inline(function, arguments, &suffix)?;
         e.code.push_str(&found.statements);
         Ok(found)
     }
@@ -177,7 +214,37 @@ impl Contraction for Convolution {
 
     fn load(&self, e: &mut Emitter, operand: usize, line: &str, k: &str) -> Result<String, String> {
         let (tensor, function, arguments) = self.found_by(operand, line, k);
-        self.element(e, tensor, function, arguments)
+        let found = self.find(e, function, arguments)?;
+        self.element(e, tensor, &found)
+    }
+
+    fn load_together(
+        &self,
+        e: &mut Emitter,
+        operand: usize,
+        line: &str,
+        k: &str,
+        count: usize,
+    ) -> Result<Option<Vec<String>>, String> {
+        let (tensor, function, [tap, position]) = self.found_by(operand, line, k);
+        let Some((place, next)) = places(function) else {
+            return Ok(None);
+        };
+        // Of a division for each element, one is left for all of them.
+        let first = self.statements(e, place, &[position])?;
+        let mut place = variables(&first, PLACE)?;
+        // A first position behind the last one is none of an image that is there.
+        place[0] = e.bind(&format!("min({}, {}u)", place[0], self.dims.n.saturating_sub(1)))?;
+        let mut elements = Vec::with_capacity(count);
+        for i in 0..count {
+            if i > 0 {
+                let after = self.statements(e, next, &[&*place[0], &*place[1], &*place[2]])?;
+                place = variables(&after, NEXT_PLACE)?;
+            }
+            let found = self.find_at(e, function, tap, &place)?;
+            elements.push(self.element(e, tensor, &found)?);
+        }
+        Ok(Some(elements))
     }
 
     fn stored(&self, operand: usize) -> Option<usize> {

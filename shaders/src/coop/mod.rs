@@ -316,6 +316,25 @@ impl<'a> Blocks<'a> {
         }
         let (code, parts) = e.block(|e| {
             let mut parts = Vec::new();
+            let first_line = match along_k {
+                true => e.bind(&below("line", whole_lines, count, 1))?,
+                false => "line".to_owned(),
+            };
+            let first_k = match along_k {
+                true => "k".to_owned(),
+                false => e.bind(&below("k", whole_k, k, 1))?,
+            };
+            let together = self.contraction.load_together(e, operand, &first_line, &first_k, 4)?;
+            for (q, value) in together.into_iter().flatten().enumerate() {
+                let k_at = if along_k { format!("k + {q}u") } else { "k".to_owned() };
+                parts.push(match whole_k {
+                    true => value,
+                    false => format!("select(0.0, {value}, {k_at} < {k}u)"),
+                });
+            }
+            if !parts.is_empty() {
+                return Ok(parts);
+            }
             for q in 0..4 {
                 let of = |name: &str, moves: bool| {
                     if moves {

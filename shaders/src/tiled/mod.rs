@@ -334,6 +334,22 @@ impl<'a> Tiling<'a> {
         }
         let (code, parts) = e.block(|e| {
             let mut parts = Vec::new();
+            if width == 4 {
+                let (first_line, first_k) = match along_k {
+                    true => (e.bind(&format!("min(line, {}u)", last(count, 1)))?, "k".to_owned()),
+                    false => ("line".to_owned(), e.bind(&format!("min(k, {}u)", last(k, 1)))?),
+                };
+                let together = self
+                    .contraction
+                    .load_together(e, operand, &first_line, &first_k, width)?;
+                for (q, value) in together.into_iter().flatten().enumerate() {
+                    let dk = if along_k { q } else { 0 };
+                    parts.push(format!("select(0.0, {value}, k + {dk}u < {k}u)"));
+                }
+            }
+            if !parts.is_empty() {
+                return Ok(parts);
+            }
             for q in 0..width {
                 let (dk, dl) = if along_k { (q, 0) } else { (0, q) };
                 let line = e.bind(&format!("min(line + {dl}u, {}u)", last(count, 1)))?;

@@ -246,7 +246,10 @@ fn correlate_rows<const FMA: bool, const ROWS: usize>(
     let width = out.len() / ROWS;
     let reach = taps.iter().max().map_or(0, |tap| tap + (ROWS - 1) * row_step);
     // One check for all vectors, whose bounds the loops below do not look at.
-    assert!(x.len() >= reach + width.next_multiple_of(LANES), "a window left its plane");
+    assert!(
+        x.len() >= reach + width.next_multiple_of(LANES),
+        "a window left its plane"
+    );
     for start in (0..width).step_by(LANES) {
         let mut sums = [[0.0; LANES]; ROWS];
         for (&tap, &w) in taps.iter().zip(weights) {
