@@ -264,9 +264,15 @@ fn correlate_rows<const FMA: bool, const ROWS: usize>(
         }
         let len = LANES.min(width - start);
         for (row, sums) in sums.iter().enumerate() {
-            let out = &mut out[row * width + start..][..len];
-            for (out, sum) in out.iter_mut().zip(sums) {
-                *out += sum;
+            let out = &mut out[row * width + start..];
+            match out.first_chunk_mut::<LANES>() {
+                // Elements of the next row stay as they are: a whole vector is faster than what is left of it one by one.
+                Some(out) => {
+                    for i in 0..LANES {
+                        out[i] = if i < len { out[i] + sums[i] } else { out[i] };
+                    }
+                }
+                None => out[..len].iter_mut().zip(sums).for_each(|(out, sum)| *out += sum),
             }
         }
     }
