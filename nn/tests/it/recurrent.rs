@@ -21,7 +21,7 @@ fn random_leaves(g: &Graph) -> HashMap<String, Vec<f64>> {
         .map(|node| {
             let len = node.outputs[0].numel();
             let values = (0..len).map(|_| rng.unit() * 2.0 - 1.0).collect();
-            (node.name.clone().expect("a name"), values)
+            (node.name.as_deref().expect("a name").to_owned(), values)
         })
         .collect()
 }
