@@ -28,7 +28,10 @@ const F: DType = DType::F32;
 
 type Operands<'a> = [(DType, &'a [usize])];
 
-/// The same call with one operand less, or with another one in some place.
+/// Number and type of an operand, and words of the message.
+type Case<'a> = (usize, (DType, &'a [usize]), &'a str);
+
+/// The same operands with another one in some place, or behind them.
 fn with<'a>(operands: &Operands<'a>, i: usize, operand: (DType, &'a [usize])) -> Vec<(DType, &'a [usize])> {
     let mut operands = operands.to_vec();
     match i < operands.len() {
@@ -38,7 +41,7 @@ fn with<'a>(operands: &Operands<'a>, i: usize, operand: (DType, &'a [usize])) ->
     operands
 }
 
-fn rejected(name: &str, attrs: &Attrs, good: &Operands, cases: &[(usize, (DType, &[usize]), &str)]) {
+fn rejected(name: &str, attrs: &Attrs, good: &Operands, cases: &[Case]) {
     for (i, operand, words) in cases {
         let message = rejection(name, &with(good, *i, *operand), attrs.clone());
         assert!(message.contains(words), "{name} operand {i} {operand:?}: {message}");
@@ -167,8 +170,5 @@ fn masks_of_sequences() {
     g.set_outputs(vec![mask]);
     let feeds = [("lengths".to_owned(), vec![1.0, -1.0, 7.0])].into();
     let values = evaluate(&g, &feeds).expect("evaluates");
-    assert_eq!(
-        values.get(mask.into()).expect("a value").data,
-        [1.0, 0.0, 1.0, 0.0, 0.0, 1.0]
-    );
+    assert_eq!(values.get(mask).expect("a value").data, [1.0, 0.0, 1.0, 0.0, 0.0, 1.0]);
 }
