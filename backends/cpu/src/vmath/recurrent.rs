@@ -5,7 +5,7 @@ use super::level::{Isa, Level, multiversion};
 
 multiversion! {
     /// The gates of an LSTM, four blocks, become their activations; `cell` and `hidden` are the state after the step.
-    pub(crate) fn lstm_cell(gates: &mut [f32], before: &[f32], cell: &mut [f32], hidden: &mut [f32]) = lstm_cell_body;
+    pub(crate) fn lstm_cell(gates: [&mut [f32]; 4], before: &[f32], cell: &mut [f32], hidden: &mut [f32]) = lstm_cell_body;
 }
 
 multiversion! {
@@ -61,9 +61,9 @@ fn four_mut(x: &mut [f32], len: usize) -> [&mut [f32]; 4] {
 }
 
 #[inline(always)]
-fn lstm_cell_body<const FMA: bool>(gates: &mut [f32], before: &[f32], cell: &mut [f32], hidden: &mut [f32]) {
+fn lstm_cell_body<const FMA: bool>(gates: [&mut [f32]; 4], before: &[f32], cell: &mut [f32], hidden: &mut [f32]) {
     let len = cell.len();
-    let [i, f, g, o] = four_mut(gates, len);
+    let [i, f, g, o] = gates.map(|gate| &mut gate[..len]);
     let (before, hidden) = (&before[..len], &mut hidden[..len]);
     for n in 0..len {
         i[n] = k::sigmoid::<FMA>(i[n]);

@@ -1,8 +1,9 @@
 //! Long short-term memory, forwards and backwards.
 
 use std::ops::Range;
+use std::sync::Arc;
 
-use super::{Lengths, Products, Scratch, Sizes, Spec};
+use super::{Lengths, Product, Products, Scratch, Sizes, Spec};
 use crate::gemm::Addend;
 use crate::kernel::{CompileCx, Compiled, RunCx};
 use crate::memory::View;
@@ -24,6 +25,9 @@ pub(super) fn forward(cx: &CompileCx) -> Result<Compiled, String> {
     let sizes = Sizes::new(cx, &cx.output_type(0).shape)?;
     let width = sizes.hidden;
     let mut products = Products::new(sizes, weight);
+    if let Some(parts) = sizes.units(weight.len()) {
+        return Ok(by_units(cx, products, parts));
+    }
     let product = products.add(Spec {
         rows: 0..4 * width,
         transposed: true,
@@ -49,7 +53,10 @@ pub(super) fn forward(cx: &CompileCx) -> Result<Compiled, String> {
                     let (hidden_now, cell_now) = (hidden.slice_mut(now.clone()), cell.slice_mut(now));
                     let cell_before = row(sizes.state(cell, c, before, b), width);
                     if lengths.reach(b, t) {
-                        vmath::lstm_cell(level, all, cell_before, cell_now, hidden_now);
+                        let (if_gates, go_gates) = all.split_at_mut(2 * width);
+                        let (i, f) = if_gates.split_at_mut(width);
+                        let (g, o) = go_gates.split_at_mut(width);
+                        vmath::lstm_cell(level, [i, f, g, o], cell_before, cell_now, hidden_now);
                     } else {
                         all.fill(0.0);
                         cell_now.copy_from_slice(cell_before);
@@ -60,6 +67,63 @@ pub(super) fn forward(cx: &CompileCx) -> Result<Compiled, String> {
         }
     };
     Ok(products.compile(0, body))
+}
+
+/// The forward pass with a phase for each step, whose tasks compute these units.
+fn by_units(cx: &CompileCx, mut products: Products, parts: Vec<Range<usize>>) -> Compiled {
+    let [gates, _, h, c]: [View<f32>; 4] = [0, 1, 2, 3].map(|i| cx.input(i));
+    let [hidden, cell, activations]: [View<f32>; 3] = [0, 1, 2].map(|i| cx.output(i));
+    let (lengths, level, sizes) = (Lengths::of(cx), cx.level, products.sizes);
+    let width = sizes.hidden;
+    let by_block: Vec<[Product; 4]> = parts
+        .iter()
+        .map(|units| {
+            [0, 1, 2, 3].map(|block| {
+                products.add(Spec {
+                    rows: block * width + units.start..block * width + units.end,
+                    transposed: true,
+                    from: width,
+                    to: 4 * width,
+                    accumulate: false,
+                })
+            })
+        })
+        .collect();
+    let (count, parts) = (parts.len(), Arc::new((parts, by_block)));
+    let body = move |t: usize, before: Option<usize>, part: usize, scratch: &Scratch| {
+        let (units, products) = (&parts.0[part], &parts.1[part]);
+        // SAFETY: this task alone writes these units of the step; of the states it reads those of the step before, whose
+        // phase is over; operands are not written.
+        unsafe {
+            for (block, product) in products.iter().enumerate() {
+                let first = sizes.row(t, 0, 4).start + block * width + units.start;
+                let addend = Addend {
+                    start: gates.as_ptr().add(first),
+                    row: 4 * width,
+                };
+                let state = sizes.state(hidden, h, before, 0);
+                product.run(sizes.batch, state, activations.as_ptr().add(first), addend, scratch);
+            }
+            for b in 0..sizes.batch {
+                let (all, now) = (sizes.row(t, b, 4).start, sizes.row(t, b, 1).start);
+                let own = now + units.start..now + units.end;
+                let (hidden_now, cell_now) = (hidden.slice_mut(own.clone()), cell.slice_mut(own));
+                let blocks = [0, 1, 2, 3].map(|block| {
+                    let start = all + block * width;
+                    activations.slice_mut(start + units.start..start + units.end)
+                });
+                let cell_before = &row(sizes.state(cell, c, before, b), width)[units.clone()];
+                if lengths.reach(b, t) {
+                    vmath::lstm_cell(level, blocks, cell_before, cell_now, hidden_now);
+                } else {
+                    blocks.into_iter().for_each(|block| block.fill(0.0));
+                    cell_now.copy_from_slice(cell_before);
+                    hidden_now.copy_from_slice(&row(sizes.state(hidden, h, before, b), width)[units.clone()]);
+                }
+            }
+        }
+    };
+    products.compile_steps(count, body)
 }
 
 pub(super) fn backward(cx: &CompileCx) -> Result<Compiled, String> {

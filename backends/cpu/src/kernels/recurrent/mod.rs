@@ -1,6 +1,6 @@
 //! Recurrent layers: all steps of some rows of the batch are one task.
 //!
-//! The steps depend on each other, so tasks divide the batch. Every step multiplies by the recurrent weight, which is why a
+//! The steps depend on each other, so tasks divide the batch, or each step is a phase whose tasks divide the hidden units. Every step multiplies by the recurrent weight, which is why a
 //! phase before them brings it to the panels that tiles read, once for all steps.
 
 mod gru;
@@ -40,6 +40,12 @@ pub(super) const KERNELS: &[KernelDef] = &[
 /// Rows of a task at least, and tasks at most: each reads the whole weight in every step.
 const LEAST_ROWS: usize = 4;
 const MAX_TASKS: usize = 8;
+/// Multiplications of a step from which on the hidden units of a batch that is one task are divided among tasks, and of each
+/// of these at least.
+const STEP_PRODUCTS: usize = 1 << 18;
+const PART_PRODUCTS: usize = 1 << 16;
+/// Units of such a task are a multiple of this, so that they are whole panels.
+const UNITS: usize = 64;
 /// Steps times rows of a task from which on the weight is brought to panels.
 const REUSE: usize = 4;
 /// Floating-point operations a nanosecond that one thread is expected to do, and nanoseconds for an element of a state.
@@ -74,6 +80,19 @@ impl Sizes {
 
     fn tasks(&self) -> usize {
         self.batch.div_ceil(self.rows)
+    }
+
+    /// Hidden units of each task, if a step is divided by units: where the batch is one task and the weight large. There are
+    /// as many phases as steps then.
+    fn units(&self, weight: usize) -> Option<Vec<Range<usize>>> {
+        let products = weight * self.batch;
+        if self.tasks() != 1 || products < STEP_PRODUCTS {
+            return None;
+        }
+        let parts = (products / PART_PRODUCTS).min(MAX_TASKS);
+        let units = self.hidden.div_ceil(parts).next_multiple_of(UNITS);
+        let part = |start: usize| start..(start + units).min(self.hidden);
+        Some((0..self.hidden).step_by(units).map(part).collect())
     }
 
     /// Rows of the batch that a task computes.
@@ -291,21 +310,9 @@ impl Products {
         }
     }
 
-    /// The dispatch: panels first, then all steps of each task's rows. `scratch` is what a task needs for one row of the
-    /// batch beside the multiplications; the body gets it, and the multiplications' scratch behind it.
-    fn compile(
-        self,
-        scratch: usize,
-        body: impl Fn(Range<usize>, &RunCx, &Scratch) + Send + Sync + 'static,
-    ) -> Compiled {
-        let Products {
-            sizes,
-            weight,
-            packed,
-            shared,
-            private,
-        } = self;
-        let own = aligned(scratch * sizes.rows);
+    /// Where the steps' phases begin: the one that brings the weight to panels.
+    fn pack(&self) -> Vec<Box<dyn Kernel>> {
+        let (weight, packed) = (self.weight, &self.packed);
         let panels: Vec<(Packed, usize)> = packed
             .iter()
             .flat_map(|packed| (0..packed.n / packed.width).map(|panel| (*packed, panel)))
@@ -323,6 +330,57 @@ impl Products {
                 },
             }));
         }
+        phases
+    }
+
+    /// The dispatch: panels first, then a phase for each step, whose tasks are parts of the hidden units. The body gets the
+    /// step, the one before and the part.
+    fn compile_steps(
+        self,
+        parts: usize,
+        body: impl Fn(usize, Option<usize>, usize, &Scratch) + Clone + Send + Sync + 'static,
+    ) -> Compiled {
+        let mut phases = self.pack();
+        let (sizes, weight) = (self.sizes, self.weight);
+        for (step, before) in sizes.order() {
+            let body = body.clone();
+            phases.push(Box::new(Task {
+                tasks: parts,
+                nanos: sizes.nanos(weight.len()) / sizes.steps as u64,
+                body: move |part: usize, cx: &RunCx| {
+                    let scratch = Scratch {
+                        weight: weight.as_ptr(),
+                        panels: cx.shared,
+                        own: cx.private,
+                        gemm: cx.private,
+                    };
+                    body(step, before, part, &scratch);
+                },
+            }));
+        }
+        Compiled {
+            phases,
+            shared: self.shared,
+            private: self.private,
+        }
+    }
+
+    /// The dispatch: panels first, then all steps of each task's rows. `scratch` is what a task needs for one row of the
+    /// batch beside the multiplications; the body gets it, and the multiplications' scratch behind it.
+    fn compile(
+        self,
+        scratch: usize,
+        body: impl Fn(Range<usize>, &RunCx, &Scratch) + Send + Sync + 'static,
+    ) -> Compiled {
+        let mut phases = self.pack();
+        let Products {
+            sizes,
+            weight,
+            shared,
+            private,
+            ..
+        } = self;
+        let own = aligned(scratch * sizes.rows);
         phases.push(Box::new(Task {
             tasks: sizes.tasks(),
             nanos: sizes.nanos(weight.len()),
