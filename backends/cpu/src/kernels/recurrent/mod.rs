@@ -42,8 +42,8 @@ const LEAST_ROWS: usize = 4;
 const MAX_TASKS: usize = 8;
 /// Multiplications of a step from which on the hidden units of a batch that is one task are divided among tasks, and of each
 /// of these at least.
-const STEP_PRODUCTS: usize = 1 << 18;
-const PART_PRODUCTS: usize = 1 << 16;
+const STEP_PRODUCTS: usize = 1 << 16;
+const PART_PRODUCTS: usize = 1 << 15;
 /// Units of such a task are a multiple of this, so that they are whole panels.
 const UNITS: usize = 64;
 /// Steps times rows of a task from which on the weight is brought to panels.
