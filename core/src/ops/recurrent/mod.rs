@@ -247,7 +247,7 @@ fn with_lengths(mut operands: Vec<Value>, lengths: Option<Value>) -> Vec<Value> 
     operands
 }
 
-/// Bytes of the recurrent weight that every step reads again, beside what is read once.
+/// Floating-point operations of the products with the recurrent weight.
 fn multiplications(ty: &TensorType, dims: &Dims) -> u64 {
     2 * ty.numel() as u64 * (dims.steps * dims.batch) as u64
 }
