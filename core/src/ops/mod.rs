@@ -82,6 +82,7 @@ mod prod;
 mod put_along_axis;
 mod quantized;
 mod random;
+mod recurrent;
 mod reduce;
 mod reshape;
 mod rms_norm;
@@ -219,6 +220,10 @@ pub(crate) fn builtin() -> Vec<OpRef> {
         quantized::QuantizedMatMul,
         quantized::QuantizedMatMulAdd,
         random::RandomBits,
+        recurrent::Gru,
+        recurrent::GruGrad,
+        recurrent::Lstm,
+        recurrent::LstmGrad,
         reduce::Max,
         reduce::Mean,
         reduce::Sum,

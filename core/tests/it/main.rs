@@ -17,5 +17,6 @@ mod quantized;
 mod rejections_attention;
 mod rejections_basic;
 mod rejections_nn;
+mod rejections_recurrent;
 mod signatures;
 mod splice;

@@ -7,7 +7,7 @@ use meganeura_core::ops::document;
 use meganeura_core::registry;
 
 /// Operators that only rules, derivatives and optimizers make.
-const WITHOUT: [&str; 24] = [
+const WITHOUT: [&str; 26] = [
     "core.add_layer_norm",
     "core.add_rms_norm",
     "core.attention_grad",
@@ -19,8 +19,10 @@ const WITHOUT: [&str; 24] = [
     "core.geglu_grad",
     "core.group_norm_grad",
     "core.group_norm_silu",
+    "core.gru_grad",
     "core.layer_norm_grad",
     "core.layer_norm_grad_add",
+    "core.lstm_grad",
     "core.max_pool2d_grad",
     "core.quantized_matmul_add",
     "core.rms_norm_grad",

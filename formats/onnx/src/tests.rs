@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
 
 use meganeura_core::random::SplitMix64;
 use prost::Message;
@@ -11,7 +12,7 @@ use crate::proto::{
     TensorProto, TensorShapeProto, TensorTypeProto, TypeProto, ValueInfoProto, attribute_type, dimension_proto,
     type_proto,
 };
-use crate::{Dims, Error, IssueKind, Model, Report};
+use crate::{Dims, ElementType, Error, IssueKind, Model, Report, Runner, RunnerOptions, Tensor};
 
 fn value(name: &str, dims: &[i64]) -> ValueInfoProto {
     let dim = dims.iter().map(|&size| DimensionProto {
@@ -396,6 +397,74 @@ fn attributes_of_another_type_are_named() {
         g.node[1] = softmax;
     });
     assert!(message.contains("axis 7 does not exist in 2 dimensions"), "{message}");
+}
+
+/// An LSTM of one unit without inputs' weights: `x [rounds, 2, 4]` and the given lengths.
+fn lstm(rounds: i64, attributes: Vec<AttributeProto>) -> Model {
+    changed(|g| {
+        let mut lstm = node("LSTM", "lstm", &["x", "w", "r", "", "lengths"], &["y", "h"]);
+        lstm.attribute = vec![int_attribute("hidden_size", 1)];
+        lstm.attribute.extend(attributes);
+        let mut lengths = value("lengths", &[2]);
+        if let Some(type_proto::Value::Tensor(tensor)) = lengths.r#type.as_mut().and_then(|t| t.value.as_mut()) {
+            tensor.elem_type = 6;
+        }
+        let identity = |row: usize| (0..4).map(move |column| f32::from(u8::from(row == column)));
+        let w: Vec<f32> = (0..4).flat_map(identity).collect();
+        g.node = vec![lstm];
+        g.initializer = vec![
+            floats("w", &[1, 4, 4], &w),
+            floats("r", &[1, 4, 1], &[0.5, -0.25, 0.75, 1.0]),
+        ];
+        g.input = vec![value("x", &[rounds, 2, 4]), lengths];
+        g.output = vec![value("y", &[rounds, 1, 2, 1]), value("h", &[1, 2, 1])];
+    })
+}
+
+/// More rounds than are unrolled, and lengths that only a step knows.
+#[test]
+fn long_sequences_run_on_the_cpu() {
+    const ROUNDS: usize = 600;
+    meganeura_compiler::link_plugins!(meganeura_cpu, meganeura_rules).expect("they are linked");
+    let options = RunnerOptions {
+        device: Some(Arc::new(meganeura_cpu::CpuDevice::new(2))),
+        ..RunnerOptions::default()
+    };
+    let mut runner = Runner::new(&lstm(ROUNDS as i64, Vec::new()), &Dims::new(), &options).expect("supported");
+    let mut rng = SplitMix64::new(3);
+    let x: Vec<f32> = (0..ROUNDS * 8).map(|_| (rng.unit() * 4.0 - 2.0) as f32).collect();
+    for lengths in [[600, 513], [7, 0]] {
+        let inputs = [
+            Tensor::f32(&[ROUNDS, 2, 4], x.clone()),
+            Tensor::integers(ElementType::I32, &[2], lengths.to_vec()),
+        ];
+        let results = runner.run(&inputs).expect("it runs");
+        let (y, last) = (results[0].to_f32(), results[1].to_f32());
+        for batch in 0..2 {
+            let (mut h, mut c) = (0.0f64, 0.0f64);
+            for round in 0..ROUNDS {
+                let gate = |k: usize, r: f64| f64::from(x[(round * 2 + batch) * 4 + k]) + r * h;
+                let open = |x: f64| 1.0 / (1.0 + (-x).exp());
+                let there = (round as i64) < lengths[batch];
+                if there {
+                    let [i, o, f] = [gate(0, 0.5), gate(1, -0.25), gate(2, 0.75)].map(open);
+                    c = f * c + i * gate(3, 1.0).tanh();
+                    h = o * c.tanh();
+                }
+                let wanted = if there { h } else { 0.0 };
+                let found = f64::from(y[round * 2 + batch]);
+                assert!((found - wanted).abs() < 1e-5, "{round}: {found}, not {wanted}");
+            }
+            assert!((f64::from(last[batch]) - h).abs() < 1e-5, "{}, not {h}", last[batch]);
+        }
+    }
+    // What no operator computes is unrolled, and so has to be short.
+    let forget = lstm(600, vec![int_attribute("input_forget", 1)]);
+    let message = forget.preflight(&Dims::new()).to_string();
+    assert!(
+        message.contains("600 rounds with `input_forget` are not supported, only 1 to 512"),
+        "{message}"
+    );
 }
 
 /// Files with changed, removed, doubled and inserted bytes are refused or imported, and nothing else.

@@ -25,7 +25,7 @@
 //! # Initial values
 //!
 //! Weights get the distribution that keeps the variance of activations in a ReLU network (Kaiming uniform),
-//! embeddings the standard normal one, biases 0, the scales of norms 1. `Session::initialize_parameters`
+//! embeddings the standard normal one, recurrent layers the uniform one within `1 / sqrt(hidden)`, biases 0, the scales of norms 1. `Session::initialize_parameters`
 //! draws them; until then parameters are 0.
 //!
 //! # Errors
@@ -45,6 +45,7 @@ mod layer_norm;
 mod linear;
 mod lora;
 mod position_embedding;
+mod recurrent;
 mod rms_norm;
 mod self_attention;
 mod stored;
@@ -61,6 +62,7 @@ pub use linear::{Linear, LinearConfig};
 pub(crate) use lora::LORA_PART;
 pub use lora::{LORA_LAYERS, LoraConfig, LoraTargets};
 pub use position_embedding::PositionEmbedding;
+pub use recurrent::{Gru, GruStates, Lstm, LstmStates, RecurrentConfig};
 pub use rms_norm::RmsNorm;
 pub use self_attention::{SelfAttention, SelfAttentionConfig, WithKv};
 pub use stored::WeightStorage;

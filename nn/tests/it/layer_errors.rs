@@ -2,8 +2,8 @@
 
 use meganeura_core::Graph;
 use meganeura_nn::layers::{
-    BatchNormConfig, Conv2d, Conv2dConfig, Embedding, LayerNormConfig, Linear, LinearConfig, LoraConfig, RmsNorm,
-    SelfAttentionConfig,
+    BatchNormConfig, Conv2d, Conv2dConfig, Embedding, LayerNormConfig, Linear, LinearConfig, LoraConfig,
+    RecurrentConfig, RmsNorm, SelfAttentionConfig,
 };
 use meganeura_nn::models::{CnnConfig, LlamaConfig, MlpConfig, VitConfig};
 
@@ -217,4 +217,42 @@ fn nodes_of_models_are_at_the_line_that_built_them() {
     let location = |id: meganeura_core::NodeId| g.nodes()[id.index()].location.expect("a line");
     assert_eq!(location(weight).line, built, "{}", location(weight));
     assert!(location(y).file.ends_with("layer_errors.rs"), "{}", location(y));
+}
+
+#[test]
+fn recurrent_layers_name_themselves_and_what_is_wrong() {
+    type Build = fn(&mut Graph);
+    let cases: [(&[&str], Build); 5] = [
+        (&["lstm 'a'", "inputs is 0"], |g| {
+            RecurrentConfig::new(0, 4).lstm(g, "a");
+        }),
+        (&["gru 'a'", "hidden features is 0"], |g| {
+            RecurrentConfig::new(4, 0).gru(g, "a");
+        }),
+        (&["lstm 'a'", "3 features", "4 inputs"], |g| {
+            let x = g.input("x", &[5, 2, 3]);
+            RecurrentConfig::new(4, 6).lstm(g, "a").forward(g, x);
+        }),
+        (&["gru 'a'", "[5, 4]", "[steps, batch, inputs]"], |g| {
+            let x = g.input("x", &[5, 4]);
+            RecurrentConfig::new(4, 6).gru(g, "a").forward(g, x);
+        }),
+        (&["lstm 'a'", "initial cell state", "[2, 6]"], |g| {
+            let x = g.input("x", &[5, 2, 4]);
+            let states = [g.input("h", &[2, 6]), g.input("c", &[3, 6])];
+            RecurrentConfig::new(4, 6)
+                .lstm(g, "a")
+                .forward_from(g, x, states[0], states[1], None);
+        }),
+    ];
+    for (words, build) in cases {
+        let error = first_error(build);
+        assert!(
+            error.contains("layer_errors.rs") && !error.contains("nn/src"),
+            "{error}"
+        );
+        for word in words {
+            assert!(error.contains(word), "{word}: {error}");
+        }
+    }
 }

@@ -10,6 +10,7 @@ mod layer_errors;
 mod layers;
 mod model;
 mod models;
+mod recurrent;
 mod runs;
 mod tables;
 mod trainer;

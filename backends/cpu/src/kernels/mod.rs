@@ -24,6 +24,7 @@ mod pointwise;
 mod pool2d;
 mod quantized;
 mod random;
+mod recurrent;
 mod reduce;
 mod registered;
 mod rope;
@@ -101,6 +102,7 @@ const TABLES: &[&[KernelDef]] = &[
     pool2d::KERNELS,
     quantized::KERNELS,
     random::KERNELS,
+    recurrent::KERNELS,
     reduce::KERNELS,
     rope::KERNELS,
     scan::KERNELS,

@@ -60,6 +60,7 @@ mod int;
 mod kernels;
 mod level;
 mod operand;
+mod recurrent;
 mod reduce;
 mod softmax;
 #[cfg(test)]
@@ -74,6 +75,9 @@ pub(crate) use int::{Int, IntBinary, binary_int, compare_int};
 pub(crate) use kernels::{exp, exp_nonpositive, log, mul_add};
 pub(crate) use level::{Isa, Level, detect, multiversion};
 pub(crate) use operand::{Element, Operand};
+pub(crate) use recurrent::{
+    add_product, gru_grad, gru_linear, gru_reset, lstm_cell, lstm_cell_grad, reset_grad, sigmoid_in_place,
+};
 pub(crate) use reduce::{
     add_assign, max, max_assign, min, min_assign, mul_assign, product, row_sums, sum, sum_exp_sub,
 };

@@ -1,4 +1,4 @@
-//! Recurrent layers: their rounds one after the other.
+//! Recurrent layers: `core.lstm` and `core.gru` where these compute the same, else the rounds one after the other.
 
 use meganeura_core::graph::{Graph, Value};
 
@@ -8,12 +8,18 @@ use crate::import::{Call, Operand};
 
 type Built = Result<Vec<Operand>, String>;
 
-/// Sequences that are longer are refused: every round is nodes of its own.
+/// Longer sequences are refused where every round is nodes of its own.
 const MAX_ROUNDS: usize = 512;
 
+/// What an unrolled layer cannot be; GPUs unroll all of them.
+const GRU_LIMITS: &str = "more than 512 rounds on a GPU; with other activations than the default ones or `clip`, more than \
+                          512 rounds and lengths that depend on the data of an input";
+const LSTM_LIMITS: &str = "more than 512 rounds on a GPU; with peepholes, `input_forget`, other activations than the default \
+                           ones or `clip`, more than 512 rounds and lengths that depend on the data of an input";
+
 pub(super) const OPS: &[OnnxOp] = &[
-    op("GRU", 7, |c| layer(c, Kind::Gru)).partly("more than 512 rounds, lengths that depend on the data of an input"),
-    op("LSTM", 7, |c| layer(c, Kind::Lstm)).partly("more than 512 rounds, lengths that depend on the data of an input"),
+    op("GRU", 7, |c| layer(c, Kind::Gru)).partly(GRU_LIMITS),
+    op("LSTM", 7, |c| layer(c, Kind::Lstm)).partly(LSTM_LIMITS),
     op("RNN", 7, |c| layer(c, Kind::Plain)).partly("more than 512 rounds, lengths that depend on the data of an input"),
 ];
 
@@ -101,9 +107,15 @@ struct Layer {
     clip: Option<f32>,
     linear_before_reset: bool,
     input_forget: bool,
-    /// Rounds of each sequence of the batch, if they differ.
-    lengths: Option<Vec<usize>>,
+    lengths: Option<Lengths>,
     element: ElementType,
+}
+
+/// Rounds of each sequence of the batch, if they differ.
+enum Lengths {
+    Known(Vec<usize>),
+    /// They depend on the data of an input.
+    Given(Value),
 }
 
 /// Weights and states of one direction.
@@ -183,8 +195,8 @@ fn layer(call: &mut Call, kind: Kind) -> Built {
         return Err(format!("operands {} are not supported", call.types()));
     };
     let (rounds, batch, width) = (*rounds, *batch, *width);
-    if rounds == 0 || rounds > MAX_ROUNDS {
-        return Err(format!("{rounds} rounds are not supported, only 1 to {MAX_ROUNDS}"));
+    if rounds == 0 {
+        return Err("a sequence without rounds is not supported".into());
     }
     let reversed: &[bool] = match &*call.string("direction", "forward")? {
         "forward" => &[false],
@@ -198,12 +210,15 @@ fn layer(call: &mut Call, kind: Kind) -> Built {
     if call.dims(1)? != wanted[0] || call.dims(2)? != wanted[1] || hidden == 0 {
         return Err(format!("operands {} do not fit {hidden} hidden values", call.types()));
     }
-    let lengths = call.known_ints(4, "the lengths")?;
-    let lengths: Option<Vec<usize>> = lengths.map(|l| l.iter().map(|&n| n.clamp(0, rounds as i64) as usize).collect());
-    let lengths = lengths.filter(|l| l.iter().any(|&n| n != rounds));
-    if lengths.as_ref().is_some_and(|l| l.len() != batch) {
-        return Err(format!("operands {} do not fit", call.types()));
+    let activations = activations(call, kind, count)?;
+    let special = unrolled_for(call, kind, &activations)?;
+    if special.is_some() && rounds > MAX_ROUNDS {
+        let what = special.unwrap_or_default();
+        return Err(format!(
+            "{rounds} rounds with {what} are not supported, only 1 to {MAX_ROUNDS}"
+        ));
     }
+    let lengths = lengths(call, [rounds, batch], special.is_none())?;
     let layer = Layer {
         kind,
         hidden,
@@ -215,11 +230,14 @@ fn layer(call: &mut Call, kind: Kind) -> Built {
         lengths,
         element,
     };
-    let activations = activations(call, kind, count)?;
     let (mut ys, mut hs, mut cs) = (Vec::new(), Vec::new(), Vec::new());
     for (d, (&reverse, activations)) in reversed.iter().zip(activations).enumerate() {
         let direction = direction(call, &layer, d, reverse, activations, by_batch)?;
-        let (y, h, c) = run(call.graph(), &layer, x, &direction)?;
+        let graph = call.graph();
+        let (y, h, c) = match special {
+            None => in_one(graph, &layer, x, &direction),
+            Some(_) => run(graph, &layer, x, &direction)?,
+        };
         ys.push(y);
         hs.push(h);
         cs.push(c);
@@ -242,6 +260,47 @@ fn layer(call: &mut Call, kind: Kind) -> Built {
         results.push(call.result(c, element));
     }
     Ok(results)
+}
+
+/// What no operator computes, so that the layer is unrolled.
+fn unrolled_for(call: &Call, kind: Kind, activations: &[Vec<Activation>]) -> Result<Option<&'static str>, String> {
+    let usual = |own: &Vec<Activation>| {
+        let names = own.iter().map(|a| a.name.as_str());
+        names
+            .zip(kind.defaults())
+            .all(|(name, default)| name.eq_ignore_ascii_case(default))
+    };
+    Ok(if kind == Kind::Plain {
+        Some("a plain recurrence")
+    } else if !activations.iter().all(usual) {
+        Some("other activations than the default ones")
+    } else if call.attributes().float("clip")?.is_some() {
+        Some("`clip`")
+    } else if kind == Kind::Lstm && call.int("input_forget", 0)? != 0 {
+        Some("`input_forget`")
+    } else if kind == Kind::Lstm && call.has_input(7) {
+        Some("peepholes")
+    } else {
+        None
+    })
+}
+
+/// The lengths of the sequences; `or_given` if they need not be known.
+fn lengths(call: &mut Call, [rounds, batch]: [usize; 2], or_given: bool) -> Result<Option<Lengths>, String> {
+    if or_given && call.has_input(4) && call.tensor(4).is_none() {
+        if call.dims(4)? != [batch] {
+            return Err(format!("operands {} do not fit", call.types()));
+        }
+        return Ok(Some(Lengths::Given(call.value(4)?)));
+    }
+    let Some(known) = call.known_ints(4, "the lengths")? else {
+        return Ok(None);
+    };
+    if known.len() != batch {
+        return Err(format!("operands {} do not fit", call.types()));
+    }
+    let known: Vec<usize> = known.iter().map(|&n| n.clamp(0, rounds as i64) as usize).collect();
+    Ok(known.iter().any(|&n| n != rounds).then_some(Lengths::Known(known)))
 }
 
 fn direction(
@@ -312,6 +371,79 @@ fn clipped(g: &mut Graph, layer: &Layer, x: Value) -> Value {
     }
 }
 
+/// Blocks of the first axis in another order.
+fn reordered(g: &mut Graph, x: Value, hidden: usize, order: &[usize]) -> Value {
+    let parts: Vec<Value> = order
+        .iter()
+        .map(|&block| g.slice_axis(x, 0, block * hidden, (block + 1) * hidden).into())
+        .collect();
+    g.concat(&parts, 0).into()
+}
+
+/// The same as [`run`] by the operator of the layer, which has its gates in another order.
+fn in_one(g: &mut Graph, layer: &Layer, x: Value, d: &Direction) -> (Value, Value, Value) {
+    let (hidden, gates, batch, rounds) = (layer.hidden, layer.kind.gates(), layer.batch, layer.rounds);
+    // ONNX has i, o, f, c and z, r, h; the operators have i, f, c, o and r, z, h.
+    let order: &[usize] = match layer.kind {
+        Kind::Lstm => &[0, 2, 3, 1],
+        Kind::Gru => &[1, 0, 2],
+        Kind::Plain => &[0],
+    };
+    let [w, r] = [d.w, d.r].map(|weight| reordered(g, weight, hidden, order));
+    // The inputs' part of all rounds in one product.
+    let width = g.shape(x).get(2).copied().unwrap_or(0);
+    let rows = g.reshape(x, &[rounds * batch, width]);
+    let mut projected: Value = g.matmul_bt(rows, w).into();
+    let dtype = g.dtype(projected);
+    let mut candidate_bias: Option<Value> = None;
+    if let Some((input, recurrent)) = d.bias {
+        let [mut input, recurrent] = [input, recurrent].map(|bias| reordered(g, bias, hidden, order));
+        if layer.kind == Kind::Gru {
+            // The recurrent bias of the candidate may be multiplied by the reset gate.
+            let both = g.slice_axis(recurrent, 0, 0, 2 * hidden);
+            let zeros = g.full(dtype, 0.0, &[hidden]);
+            let both = g.concat(&[both, zeros], 0);
+            candidate_bias = Some(g.slice_axis(recurrent, 0, 2 * hidden, 3 * hidden).into());
+            input = g.add(input, both).into();
+        } else {
+            input = g.add(input, recurrent).into();
+        }
+        projected = g.add(projected, input).into();
+    }
+    let projected = g.reshape(projected, &[rounds, batch, gates * hidden]);
+    let lengths: Option<Value> = layer.lengths.as_ref().map(|lengths| match lengths {
+        Lengths::Given(lengths) => *lengths,
+        Lengths::Known(lengths) => {
+            let lengths = lengths.iter().map(|&n| n as u32).collect();
+            g.constant_u32(lengths, &[batch]).into()
+        }
+    });
+    let call = match layer.kind {
+        Kind::Lstm => g.lstm(projected, r, d.h, d.c, lengths, d.reverse),
+        _ => {
+            let bias = candidate_bias.unwrap_or_else(|| g.full(dtype, 0.0, &[hidden]).into());
+            g.gru(projected, r, bias, d.h, lengths, layer.linear_before_reset, d.reverse)
+        }
+    };
+    let states = g.port(call, 0);
+    let last = if d.reverse { 0 } else { rounds - 1 };
+    let h = g.slice_axis(states, 0, last, last + 1).into();
+    let c = match layer.kind {
+        Kind::Lstm => {
+            let cells = g.port(call, 1);
+            g.slice_axis(cells, 0, last, last + 1).into()
+        }
+        _ => h,
+    };
+    let mut y = states;
+    if let Some(lengths) = lengths {
+        let there = g.sequence_mask(lengths, rounds);
+        let zero = g.scalar_of(dtype, 0.0);
+        y = g.select(there, y, zero).into();
+    }
+    (g.reshape(y, &[rounds, 1, batch, hidden]).into(), h, c)
+}
+
 /// Results `[rounds, 1, batch, hidden]`, last output and last cell `[1, batch, hidden]`.
 fn run(g: &mut Graph, layer: &Layer, x: Value, d: &Direction) -> Result<(Value, Value, Value), String> {
     let (hidden, gates, batch, rounds) = (layer.hidden, layer.kind.gates(), layer.batch, layer.rounds);
@@ -346,7 +478,8 @@ fn run(g: &mut Graph, layer: &Layer, x: Value, d: &Direction) -> Result<(Value, 
         let mut output = new_h;
         (h, c) = match &layer.lengths {
             None => (new_h, new_c),
-            Some(lengths) => {
+            Some(Lengths::Given(_)) => return Err("the lengths of an unrolled layer must be known".into()),
+            Some(Lengths::Known(lengths)) => {
                 // Sequences that have ended keep their state and give zeros.
                 let going: Vec<u32> = lengths.iter().map(|&n| u32::from(t < n)).collect();
                 let going = g.constant_u32(going, &[batch, 1]);

@@ -1,0 +1,299 @@
+//! Recurrent layers: long short-term memory and gated recurrent units.
+
+use meganeura_core::graph::Value;
+use meganeura_core::{Graph, Init, NodeId};
+
+use super::{reject_zero_sizes, scoped};
+
+/// Options of a recurrent layer of one direction: [`Lstm`] or [`Gru`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RecurrentConfig {
+    inputs: usize,
+    hidden: usize,
+    bias: bool,
+    reverse: bool,
+    init: Option<Init>,
+}
+
+impl RecurrentConfig {
+    /// From `inputs` features to `hidden`, from the first step to the last: with biases, and weights uniform within
+    /// `1 / sqrt(hidden)`.
+    pub fn new(inputs: usize, hidden: usize) -> Self {
+        RecurrentConfig {
+            inputs,
+            hidden,
+            bias: true,
+            reverse: false,
+            init: None,
+        }
+    }
+
+    /// Whether there are biases; there are by default.
+    #[must_use]
+    pub fn bias(mut self, bias: bool) -> Self {
+        self.bias = bias;
+        self
+    }
+
+    /// Whether the last step is computed first. Names of parameters end with `_reverse` then.
+    #[must_use]
+    pub fn reverse(mut self, reverse: bool) -> Self {
+        self.reverse = reverse;
+        self
+    }
+
+    /// Initial distribution of the weights instead of the uniform one.
+    #[must_use]
+    pub fn init(mut self, init: Init) -> Self {
+        self.init = Some(init);
+        self
+    }
+
+    /// Registers the parameters of an LSTM with the names and shapes that they have in PyTorch:
+    /// `{name}.weight_ih_l0 [4 hidden, inputs]`, `{name}.weight_hh_l0 [4 hidden, hidden]` and the biases (zeros)
+    /// `{name}.bias_ih_l0 [4 hidden]` and `{name}.bias_hh_l0 [4 hidden]`.
+    #[track_caller]
+    pub fn lstm(self, g: &mut Graph, name: &str) -> Lstm {
+        Lstm(g.at_caller(|g| self.build(g, "lstm", name, 4)))
+    }
+
+    /// Registers the parameters of a GRU, those of [`RecurrentConfig::lstm`] with `3 hidden` instead of `4 hidden`.
+    #[track_caller]
+    pub fn gru(self, g: &mut Graph, name: &str) -> Gru {
+        Gru(g.at_caller(|g| self.build(g, "gru", name, 3)))
+    }
+
+    fn build(self, g: &mut Graph, kind: &'static str, name: &str, gates: usize) -> Recurrent {
+        let (inputs, hidden) = (self.inputs, self.hidden);
+        let layer = format!("{kind} '{name}'");
+        let sizes = [("inputs", inputs), ("hidden features", hidden)];
+        let built = |[weight_ih, weight_hh]: [NodeId; 2], biases| Recurrent {
+            kind,
+            name: name.to_owned(),
+            sizes: [inputs, hidden],
+            gates,
+            reverse: self.reverse,
+            weight_ih,
+            weight_hh,
+            biases,
+        };
+        if let Some(poison) = reject_zero_sizes(g, &layer, &sizes) {
+            return built([poison; 2], None);
+        }
+        let Some(rows) = hidden.checked_mul(gates) else {
+            let message = format!("the number of hidden features is {hidden}");
+            return built([g.report(&layer, message, "a tensor has fewer elements"); 2], None);
+        };
+        let suffix = if self.reverse { "_reverse" } else { "" };
+        let own = |parameter: &str| scoped(name, &format!("{parameter}_l0{suffix}"));
+        let bound = 1.0 / (hidden as f32).sqrt();
+        let init = self.init.unwrap_or(Init::Uniform { bound });
+        let weight_ih = g.parameter_with(&own("weight_ih"), &[rows, inputs], init);
+        let weight_hh = g.parameter_with(&own("weight_hh"), &[rows, hidden], init);
+        let biases = self
+            .bias
+            .then(|| ["bias_ih", "bias_hh"].map(|bias| g.parameter(&own(bias), &[rows])));
+        built([weight_ih, weight_hh], biases)
+    }
+}
+
+/// Parameters of a layer.
+#[derive(Clone, Debug)]
+struct Recurrent {
+    kind: &'static str,
+    name: String,
+    sizes: [usize; 2],
+    gates: usize,
+    reverse: bool,
+    weight_ih: NodeId,
+    weight_hh: NodeId,
+    biases: Option<[NodeId; 2]>,
+}
+
+impl Recurrent {
+    fn what(&self) -> String {
+        let ([inputs, hidden], kind, name) = (self.sizes, self.kind, &self.name);
+        format!("{kind} '{name}' ({inputs} to {hidden} features)")
+    }
+
+    /// What the inputs give to the gates, without biases: one matmul for all steps.
+    fn project(&self, g: &mut Graph, x: Value) -> NodeId {
+        let [inputs, hidden] = self.sizes;
+        if g.ty(x).is_none() {
+            // Rejected before.
+            return x.node;
+        }
+        let dims = g.shape(x).to_vec();
+        let &[steps, batch, width] = dims.as_slice() else {
+            let message = format!("the operand is {dims:?}");
+            return g.report(&self.what(), message, "it has the axes [steps, batch, inputs]");
+        };
+        if width != inputs {
+            let message = format!("the operand has {width} features, and the layer {inputs} inputs");
+            return g.report(
+                &self.what(),
+                message,
+                "the last axis of [steps, batch, inputs] must fit",
+            );
+        }
+        let rows = g.reshape(x, &[steps * batch, inputs]);
+        let gates = g.matmul_bt(rows, self.weight_ih);
+        g.reshape(gates, &[steps, batch, self.gates * hidden])
+    }
+
+    /// Zeros `[batch, hidden]` for a sequence `[steps, batch, inputs]`.
+    fn zeros(&self, g: &mut Graph, x: Value) -> Value {
+        let batch = g.shape(x).get(1).copied().unwrap_or(1);
+        g.full(g.dtype(x), 0.0, &[batch, self.sizes[1]]).into()
+    }
+
+    /// The state after the step that is computed last.
+    fn last(&self, g: &mut Graph, states: Value) -> NodeId {
+        let dims = g.shape(states).to_vec();
+        let &[steps, batch, hidden] = dims.as_slice() else {
+            // The call was rejected, and so is what reads it.
+            return states.node;
+        };
+        let at = if self.reverse { 0 } else { steps - 1 };
+        let state = g.slice_axis(states, 0, at, at + 1);
+        g.reshape(state, &[batch, hidden])
+    }
+}
+
+/// Long short-term memory over a sequence, as PyTorch `LSTM` with one layer; see [`Graph::lstm`].
+#[derive(Clone, Debug)]
+pub struct Lstm(Recurrent);
+
+/// What an [`Lstm`] gives.
+#[derive(Clone, Copy, Debug)]
+pub struct LstmStates {
+    /// The hidden state after each step, `[steps, batch, hidden]`.
+    pub steps: NodeId,
+    /// The hidden state after the step that is computed last, `[batch, hidden]`.
+    pub hidden: NodeId,
+    /// The cell state after that step, `[batch, hidden]`.
+    pub cell: NodeId,
+}
+
+impl Lstm {
+    /// A layer with the defaults of [`RecurrentConfig`].
+    #[track_caller]
+    pub fn new(g: &mut Graph, name: &str, inputs: usize, hidden: usize) -> Self {
+        RecurrentConfig::new(inputs, hidden).lstm(g, name)
+    }
+
+    /// `x [steps, batch, inputs]`, from states of zeros.
+    #[track_caller]
+    pub fn forward(&self, g: &mut Graph, x: impl Into<Value>) -> LstmStates {
+        let x = x.into();
+        g.within(self.0.what(), |g| {
+            let zeros = self.0.zeros(g, x);
+            self.steps(g, x, [zeros, zeros], None)
+        })
+    }
+
+    /// `x [steps, batch, inputs]` from a hidden and a cell state `[batch, hidden]`. With `lengths [batch]` (`u32` or `i32`)
+    /// a sequence keeps its states from its length on.
+    #[track_caller]
+    pub fn forward_from(
+        &self,
+        g: &mut Graph,
+        x: impl Into<Value>,
+        hidden: impl Into<Value>,
+        cell: impl Into<Value>,
+        lengths: Option<Value>,
+    ) -> LstmStates {
+        let (x, states) = (x.into(), [hidden.into(), cell.into()]);
+        g.within(self.0.what(), |g| self.steps(g, x, states, lengths))
+    }
+
+    fn steps(&self, g: &mut Graph, x: Value, [hidden, cell]: [Value; 2], lengths: Option<Value>) -> LstmStates {
+        let layer = &self.0;
+        let mut gates = layer.project(g, x);
+        if let Some([input, recurrent]) = layer.biases {
+            let bias = g.add(input, recurrent);
+            gates = g.add(gates, bias);
+        }
+        let steps = g.lstm(gates, layer.weight_hh, hidden, cell, lengths, layer.reverse);
+        g.named(steps, &layer.name);
+        let cells = g.port(steps, 1);
+        LstmStates {
+            steps,
+            hidden: layer.last(g, steps.into()),
+            cell: layer.last(g, cells),
+        }
+    }
+}
+
+/// Gated recurrent units over a sequence, as PyTorch `GRU` with one layer; see [`Graph::gru`].
+#[derive(Clone, Debug)]
+pub struct Gru(Recurrent);
+
+/// What a [`Gru`] gives.
+#[derive(Clone, Copy, Debug)]
+pub struct GruStates {
+    /// The state after each step, `[steps, batch, hidden]`.
+    pub steps: NodeId,
+    /// The state after the step that is computed last, `[batch, hidden]`.
+    pub hidden: NodeId,
+}
+
+impl Gru {
+    /// A layer with the defaults of [`RecurrentConfig`].
+    #[track_caller]
+    pub fn new(g: &mut Graph, name: &str, inputs: usize, hidden: usize) -> Self {
+        RecurrentConfig::new(inputs, hidden).gru(g, name)
+    }
+
+    /// `x [steps, batch, inputs]`, from a state of zeros.
+    #[track_caller]
+    pub fn forward(&self, g: &mut Graph, x: impl Into<Value>) -> GruStates {
+        let x = x.into();
+        g.within(self.0.what(), |g| {
+            let zeros = self.0.zeros(g, x);
+            self.steps(g, x, zeros, None)
+        })
+    }
+
+    /// `x [steps, batch, inputs]` from a state `[batch, hidden]`. With `lengths [batch]` (`u32` or `i32`) a sequence keeps
+    /// its state from its length on.
+    #[track_caller]
+    pub fn forward_from(
+        &self,
+        g: &mut Graph,
+        x: impl Into<Value>,
+        hidden: impl Into<Value>,
+        lengths: Option<Value>,
+    ) -> GruStates {
+        let (x, hidden) = (x.into(), hidden.into());
+        g.within(self.0.what(), |g| self.steps(g, x, hidden, lengths))
+    }
+
+    fn steps(&self, g: &mut Graph, x: Value, hidden: Value, lengths: Option<Value>) -> GruStates {
+        let (layer, width) = (&self.0, self.0.sizes[1]);
+        let mut gates = layer.project(g, x);
+        let mut candidate_bias = g.full(g.dtype(gates), 0.0, &[width]);
+        if let Some([input, recurrent]) = layer.biases {
+            // The reset gate multiplies the recurrent bias of the candidate.
+            let own = g.slice_axis(recurrent, 0, 0, 2 * width);
+            let own = g.concat(&[own, candidate_bias], 0);
+            candidate_bias = g.slice_axis(recurrent, 0, 2 * width, 3 * width);
+            let bias = g.add(input, own);
+            gates = g.add(gates, bias);
+        }
+        let steps = g.gru(
+            gates,
+            layer.weight_hh,
+            candidate_bias,
+            hidden,
+            lengths,
+            true,
+            layer.reverse,
+        );
+        g.named(steps, &layer.name);
+        GruStates {
+            steps,
+            hidden: layer.last(g, steps.into()),
+        }
+    }
+}
