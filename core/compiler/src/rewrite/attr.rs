@@ -266,7 +266,7 @@ mod tests {
     fn unknown_constructors_name_the_closest() {
         let message = Constructor::resolve("core.matmull", &[]).unwrap_err();
         assert!(message.contains("the closest are core.matmul"), "{message}");
-        let message = Constructor::resolve("core.lstm", &[]).unwrap_err();
+        let message = Constructor::resolve("core.holography", &[]).unwrap_err();
         assert!(
             message.contains("`meganeura ops` lists") && !message.contains("closest"),
             "{message}"
