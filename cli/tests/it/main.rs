@@ -308,7 +308,7 @@ fn operators_are_looked_up_by_a_part_of_their_names() {
         err.contains("the closest are core.matmul") && err.contains("help"),
         "{err}"
     );
-    let (_, _, err) = run(&mut meganeura(&["ops", "lstm"]));
+    let (_, _, err) = run(&mut meganeura(&["ops", "holography"]));
     assert!(
         err.contains("`meganeura ops` lists them") && !err.contains("closest"),
         "{err}"

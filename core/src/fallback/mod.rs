@@ -169,6 +169,8 @@ fn split(plan: &ExecutionPlan, owners: &[usize]) -> (Vec<Vec<Part>>, [ExecutionP
             own.segments.push(Segment {
                 first: own.dispatches.len(),
                 count: run.len(),
+                // A part of what runs once; the whole is told when it is due.
+                once: false,
                 ..segment.clone()
             });
             own.dispatches.extend_from_slice(dispatches);

@@ -224,6 +224,36 @@ fn the_error_of_either_half_is_that_of_the_step() {
     }
 }
 
+/// A weight is prepared in parts on both devices, once for many steps, and again after a step that failed.
+#[test]
+fn prepared_values_of_two_devices_last_from_step_to_step() {
+    let (device, faults) = pair();
+    let mut g = Graph::new();
+    let (x, w) = (g.input("x", &[2, 2]), g.parameter("w", &[2, 2]));
+    let doubled = g.add(w, w);
+    let squared = g.matmul(doubled, w);
+    let prepared = g.add(squared, w);
+    let y = g.mul(x, prepared);
+    g.set_outputs(vec![y]);
+    let plan = compile_for(&g, &*device).expect("both have the kernels");
+    assert!(plan.segments[0].once && plan.segments[0].count == 3, "{plan}");
+    let mut session = Session::on(device, plan).expect("it compiles");
+    session.set_input("x", &[1.0; 4]);
+    // 2 w w + w of a multiple of the identity.
+    for factor in [1.0, 3.0f32] {
+        session.set_parameter("w", &[factor, 0.0, 0.0, factor]);
+        for half in 0..2 {
+            faults[half].wait.store(true, Ordering::Relaxed);
+            session.try_step().expect_err("a half fails");
+        }
+        for _ in 0..2 {
+            session.step();
+            let expected = 2.0 * factor * factor + factor;
+            assert_eq!(session.read_output(4), [expected, 0.0, 0.0, expected]);
+        }
+    }
+}
+
 #[test]
 fn what_cannot_be_put_back_hides_no_error() {
     for half in 0..2 {
