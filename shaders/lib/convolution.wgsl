@@ -51,19 +51,19 @@ fn input(batch: u32, channel: u32, position: u32) -> u32 {
     return (position / INPUT * INPUTS + batch * GROUP_INPUTS + channel) * INPUT + position % INPUT;
 }
 
-// The image, row and column of a position of the output.
-fn place_of_output(position: u32) -> u32 {
-    let image = position / OUTPUT;
-    let row = position % OUTPUT / OUTPUT_W;
-    let column = position % OUTPUT_W;
+// The image, row and column of a position of the input or output, whose planes have so many elements and columns.
+fn place(position: u32, plane: u32, width: u32) -> u32 {
+    let image = position / plane;
+    let row = position % plane / width;
+    let column = position % width;
     return position;
 }
 
 // Those of the next position, or of another one behind the last. Positions that are computed together begin at a multiple of
 // four, so that rows of whole fours end with the last of them.
-fn next_output(image: u32, row: u32, column: u32) -> u32 {
-    let wraps = OUTPUT_W % 4u != 0u && column + 1u == OUTPUT_W;
-    let leaves = wraps && row + 1u == OUTPUT_H;
+fn next_place(image: u32, row: u32, column: u32, height: u32, width: u32) -> u32 {
+    let wraps = width % 4u != 0u && column + 1u == width;
+    let leaves = wraps && row + 1u == height;
     let next_column = select(column + 1u, 0u, wraps);
     let next_row = select(select(row, row + 1u, wraps), 0u, leaves);
     let next_image = min(select(image, image + 1u, leaves), max(IMAGES, 1u) - 1u);
@@ -79,23 +79,6 @@ fn input_of_tap(batch: u32, tap: u32, image: u32, row: u32, column: u32) -> u32 
     let inside = ih < INPUT_H && iw < INPUT_W;
     let channel = image * INPUTS + batch * GROUP_INPUTS + tap / KERNEL;
     return (channel * INPUT_H + min(ih, max(INPUT_H, 1u) - 1u)) * INPUT_W + min(iw, max(INPUT_W, 1u) - 1u);
-}
-
-// The image, row and column of a position of the input, and those of the next one, as of the output.
-fn place_of_input(position: u32) -> u32 {
-    let image = position / INPUT;
-    let row = position % INPUT / INPUT_W;
-    let column = position % INPUT_W;
-    return position;
-}
-
-fn next_input(image: u32, row: u32, column: u32) -> u32 {
-    let wraps = INPUT_W % 4u != 0u && column + 1u == INPUT_W;
-    let leaves = wraps && row + 1u == INPUT_H;
-    let next_column = select(column + 1u, 0u, wraps);
-    let next_row = select(select(row, row + 1u, wraps), 0u, leaves);
-    let next_image = min(select(image, image + 1u, leaves), max(IMAGES, 1u) - 1u);
-    return next_image;
 }
 
 // The element of the output that reads a place of the input by a tap; another one where there is none, and `inside` is false.

@@ -28,9 +28,15 @@ pub(super) trait Contraction {
     /// A variable with an element of an operand: `line` is a row for the first, a column for the second.
     fn load(&self, e: &mut Emitter, operand: usize, line: &str, k: &str) -> Result<String, String>;
 
+    /// Whether neighbours of an operand are found faster [together](Contraction::load_together) than each by itself.
+    fn finds_together(&self, operand: usize) -> bool {
+        let _ = operand;
+        false
+    }
+
     /// Variables with `count` neighbours along the lines or the sum, whichever [`Contraction::is_along_k`] says, from an element
-    /// on that may lie behind the last one; `None` where each is found as fast by itself. `line` and `k` of the first are
-    /// within the operand but for the direction in which neighbours lie.
+    /// on that may lie behind the last one, of an operand that [is found so](Contraction::finds_together). `line` and `k` of the
+    /// first are within the operand but for the direction in which neighbours lie.
     fn load_together(
         &self,
         e: &mut Emitter,
@@ -38,9 +44,9 @@ pub(super) trait Contraction {
         line: &str,
         k: &str,
         count: usize,
-    ) -> Result<Option<Vec<String>>, String> {
+    ) -> Result<Vec<String>, String> {
         let _ = (e, operand, line, k, count);
-        Ok(None)
+        Err("its elements are found one by one".into())
     }
 
     /// Gives a kernel file the number of a result's element, unless results lie row by row, as kernel files have it.

@@ -71,11 +71,11 @@ pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx) -> Result<Compiled, S
 const PLACE: [&str; 3] = ["image", "row", "column"];
 const NEXT_PLACE: [&str; 3] = ["next_image", "next_row", "next_column"];
 
-/// The functions that find a place from a position, and the next place, for a function that finds elements by places.
-fn places(function: &str) -> Option<(&'static str, &'static str)> {
+/// Constants with the elements, height and width of the planes whose places a function finds elements by, if it does.
+fn places(function: &str) -> Option<[&'static str; 3]> {
     match function {
-        "input_of_tap" => Some(("place_of_output", "next_output")),
-        "output_of_tap" => Some(("place_of_input", "next_input")),
+        "input_of_tap" => Some(["OUTPUT", "OUTPUT_H", "OUTPUT_W"]),
+        "output_of_tap" => Some(["INPUT", "INPUT_H", "INPUT_W"]),
         _ => None,
     }
 }
@@ -155,8 +155,8 @@ impl Convolution {
     fn find(&self, e: &mut Emitter, function: &str, [channel, at]: [&str; 2]) -> Result<Inlined, String> {
         match places(function) {
             None => self.statements(e, function, &["batch", channel, at]),
-            Some((place, _)) => {
-                let place = self.statements(e, place, &[at])?;
+            Some([plane, _, width]) => {
+                let place = self.statements(e, "place", &[at, plane, width])?;
                 self.find_at(e, function, channel, &variables(&place, PLACE)?)
             }
         }
@@ -218,6 +218,10 @@ impl Contraction for Convolution {
         self.element(e, tensor, &found)
     }
 
+    fn finds_together(&self, operand: usize) -> bool {
+        places(self.found_by(operand, "", "").1).is_some()
+    }
+
     fn load_together(
         &self,
         e: &mut Emitter,
@@ -225,26 +229,25 @@ impl Contraction for Convolution {
         line: &str,
         k: &str,
         count: usize,
-    ) -> Result<Option<Vec<String>>, String> {
+    ) -> Result<Vec<String>, String> {
         let (tensor, function, [tap, position]) = self.found_by(operand, line, k);
-        let Some((place, next)) = places(function) else {
-            return Ok(None);
-        };
+        let [plane, height, width] = places(function).ok_or("elements have no places")?;
         // Of a division for each element, one is left for all of them.
-        let first = self.statements(e, place, &[position])?;
+        let first = self.statements(e, "place", &[position, plane, width])?;
         let mut place = variables(&first, PLACE)?;
         // A first position behind the last one is none of an image that is there.
         place[0] = e.bind(&format!("min({}, {}u)", place[0], self.dims.n.saturating_sub(1)))?;
         let mut elements = Vec::with_capacity(count);
         for i in 0..count {
             if i > 0 {
-                let after = self.statements(e, next, &[&*place[0], &*place[1], &*place[2]])?;
+                let [image, row, column] = &place;
+                let after = self.statements(e, "next_place", &[image, row, column, height, width])?;
                 place = variables(&after, NEXT_PLACE)?;
             }
             let found = self.find_at(e, function, tap, &place)?;
             elements.push(self.element(e, tensor, &found)?);
         }
-        Ok(Some(elements))
+        Ok(elements)
     }
 
     fn stored(&self, operand: usize) -> Option<usize> {

@@ -12,7 +12,7 @@ use meganeura_core::{Error, Result};
 use crate::faults::Faults;
 use crate::kernel::{CompileCx, Kernel, RunCx};
 use crate::kernels;
-use crate::memory::{ALIGNMENT, Arena, Block};
+use crate::memory::{Arena, Block, aligned};
 use crate::order::Orders;
 use crate::pool::ThreadPool;
 use crate::prefetch::Prefetch;
@@ -75,10 +75,6 @@ pub(crate) struct CpuExecutable {
     submissions: u64,
     /// Times of the stages, while profiling.
     timings: Option<Vec<PassTiming>>,
-}
-
-fn aligned(floats: usize) -> usize {
-    floats.next_multiple_of(ALIGNMENT / size_of::<f32>())
 }
 
 pub(crate) fn out_of_memory(bytes: usize) -> Error {

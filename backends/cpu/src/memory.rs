@@ -9,6 +9,11 @@ use meganeura_core::plan::{BufferRef, ExecutionPlan};
 /// Cache line, and the width of the widest vector register.
 pub(crate) const ALIGNMENT: usize = 64;
 
+/// So many `f32`s, rounded up to whole cache lines: parts of scratch begin at these.
+pub(crate) fn aligned(floats: usize) -> usize {
+    floats.next_multiple_of(ALIGNMENT / size_of::<f32>())
+}
+
 /// A zeroed, aligned block of bytes at a fixed address.
 #[derive(Debug)]
 pub(crate) struct Block {

@@ -5,10 +5,9 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::levels::assign_levels;
 use super::{
     BufferRef, DerivedInfo, Dispatch, ExecutionPlan, FORWARD_BACKWARD, KernelRef, Operand, PLAN_VERSION, PREPARE,
-    ParamInfo, Segment, StateBuffer, call_title,
+    ParamInfo, StateBuffer, call_title,
 };
 use crate::attrs::Attrs;
 use crate::backend::Device;
@@ -183,8 +182,9 @@ pub(super) fn lower(
     };
     let mut values = HashMap::new();
     lowering.calls(graph, &prepared, &schedule, bound, None, &mut values)?;
-    if lowering.plan.end_segment(PREPARE, true) == 0 {
-        lowering.plan.segments.pop();
+    // Views alone are no dispatches.
+    if lowering.plan.has_open_dispatches() {
+        lowering.plan.end_segment(PREPARE, true);
     }
     lowering.calls(graph, &stepped, &schedule, bound, None, &mut values)?;
     lowering.deferred_writes(graph, &values);
@@ -197,23 +197,6 @@ pub(super) fn lower(
     }
     plan.end_segment(segment, false);
     Ok(values)
-}
-
-impl ExecutionPlan {
-    /// Makes a segment of the dispatches behind the last one, in levels; returns how many they are.
-    fn end_segment(&mut self, name: &str, once: bool) -> usize {
-        let first = self.segments.last().map_or(0, |s| s.range().end);
-        let count = self.dispatches.len() - first;
-        assign_levels(&mut self.dispatches[first..]);
-        self.segments.push(Segment {
-            name: name.to_owned(),
-            first,
-            count,
-            skip_if: None,
-            once,
-        });
-        count
-    }
 }
 
 /// Order of execution, and the writes that happen in place.

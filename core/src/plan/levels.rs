@@ -29,6 +29,30 @@ impl ExecutionPlan {
         }
         (plan, origins)
     }
+
+    /// Number of the first dispatch that is in no segment yet.
+    fn first_open(&self) -> usize {
+        self.segments.last().map_or(0, |s| s.range().end)
+    }
+
+    /// Whether dispatches are in no segment yet.
+    pub(super) fn has_open_dispatches(&self) -> bool {
+        self.first_open() < self.dispatches.len()
+    }
+
+    /// Makes a segment of the dispatches behind the last one, in levels.
+    pub(super) fn end_segment(&mut self, name: &str, once: bool) {
+        let first = self.first_open();
+        let count = self.dispatches.len() - first;
+        assign_levels(&mut self.dispatches[first..]);
+        self.segments.push(Segment {
+            name: name.to_owned(),
+            first,
+            count,
+            skip_if: None,
+            once,
+        });
+    }
 }
 
 /// Last accesses of a buffer while walking the dispatches in program order.
@@ -46,7 +70,7 @@ struct Access {
 /// write after write. The levels are those of Kahn's algorithm, which takes away, level by level, what
 /// depends on nothing left; walking in program order finds the same number in one pass, because every
 /// hazard points forwards. Dispatches of a level keep their program order.
-pub(super) fn assign_levels(dispatches: &mut [Dispatch]) {
+fn assign_levels(dispatches: &mut [Dispatch]) {
     let mut accesses: HashMap<BufferRef, Access> = HashMap::new();
     for d in dispatches.iter_mut() {
         let at = |b: &BufferRef, map: &HashMap<_, Access>| map.get(b).copied().unwrap_or_default();

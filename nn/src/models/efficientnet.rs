@@ -3,6 +3,7 @@
 use meganeura_core::graph::Value;
 use meganeura_core::{Graph, Init, NodeId};
 
+use super::mobilenet::conv;
 use crate::layers::{Conv2d, Conv2dConfig, ConvNorm, Dropout, Linear, LinearConfig, scoped};
 
 /// Blocks of a stage: factor by which they widen, kernel, stride of the first, output channels, how many.
@@ -87,13 +88,6 @@ impl EfficientNetConfig {
             }
         })
     }
-}
-
-/// A convolution that keeps height and width but for the stride.
-fn conv(inputs: usize, outputs: usize, kernel: usize, stride: u32) -> Conv2dConfig {
-    Conv2dConfig::new(inputs, outputs, [kernel; 2])
-        .stride([stride; 2])
-        .padding([(kernel / 2) as u32; 2])
 }
 
 #[track_caller]

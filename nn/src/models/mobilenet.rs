@@ -120,7 +120,7 @@ impl MobileNetConfig {
 }
 
 /// A convolution that keeps height and width but for the stride.
-fn conv(inputs: usize, outputs: usize, kernel: usize, stride: u32) -> Conv2dConfig {
+pub(super) fn conv(inputs: usize, outputs: usize, kernel: usize, stride: u32) -> Conv2dConfig {
     Conv2dConfig::new(inputs, outputs, [kernel; 2])
         .stride([stride; 2])
         .padding([(kernel / 2) as u32; 2])

@@ -1,6 +1,6 @@
 //! Models by name, in the sizes that they are known in: for reports and measurements.
 
-use meganeura_core::Graph;
+use meganeura_core::{Graph, NodeId};
 
 use super::llama::language_model_of;
 use super::{
@@ -23,6 +23,8 @@ pub struct Preset {
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     Of(fn(rows: usize) -> Graph),
+    /// A classifier of images of [`IMAGE`].
+    ImageNet(fn(&mut Graph, NodeId) -> NodeId),
     Language(fn() -> LlamaConfig),
 }
 
@@ -33,6 +35,7 @@ impl Preset {
     pub fn graph(&self, rows: usize) -> Graph {
         match self.kind {
             Kind::Of(build) => build(rows),
+            Kind::ImageNet(logits) => classifier(rows, IMAGE, logits),
             Kind::Language(config) => {
                 // One sequence, without an axis for the batch.
                 language_model_of(&[rows], |g, tokens| config().build(g, "").forward(g, tokens))
@@ -43,7 +46,7 @@ impl Preset {
     /// Its configuration, if it is a language model.
     pub fn language_model(&self) -> Option<LlamaConfig> {
         match self.kind {
-            Kind::Of(_) => None,
+            Kind::Of(_) | Kind::ImageNet(_) => None,
             Kind::Language(config) => Some(config()),
         }
     }
@@ -70,37 +73,25 @@ pub const PRESETS: &[Preset] = &[
         name: "resnet18",
         about: "ResNet-18 for 224x224 images in 1000 classes",
         rows: 8,
-        kind: Kind::Of(|rows| {
-            let config = ResNetConfig::resnet18(1000);
-            classifier(rows, IMAGE, |g, x| config.build(g, "").forward(g, x))
-        }),
+        kind: Kind::ImageNet(|g, x| ResNetConfig::resnet18(1000).build(g, "").forward(g, x)),
     },
     Preset {
         name: "resnet50",
         about: "ResNet-50 for 224x224 images in 1000 classes",
         rows: 8,
-        kind: Kind::Of(|rows| {
-            let config = ResNetConfig::resnet50(1000);
-            classifier(rows, IMAGE, |g, x| config.build(g, "").forward(g, x))
-        }),
+        kind: Kind::ImageNet(|g, x| ResNetConfig::resnet50(1000).build(g, "").forward(g, x)),
     },
     Preset {
         name: "mobilenet",
         about: "MobileNetV2 for 224x224 images in 1000 classes",
         rows: 8,
-        kind: Kind::Of(|rows| {
-            let config = MobileNetConfig::new(1000);
-            classifier(rows, IMAGE, |g, x| config.build(g, "").forward(g, x))
-        }),
+        kind: Kind::ImageNet(|g, x| MobileNetConfig::new(1000).build(g, "").forward(g, x)),
     },
     Preset {
         name: "efficientnet",
         about: "EfficientNet-B0 for 224x224 images in 1000 classes",
         rows: 8,
-        kind: Kind::Of(|rows| {
-            let config = EfficientNetConfig::b0(1000);
-            classifier(rows, IMAGE, |g, x| config.build(g, "").forward(g, x))
-        }),
+        kind: Kind::ImageNet(|g, x| EfficientNetConfig::b0(1000).build(g, "").forward(g, x)),
     },
     Preset {
         name: "unet",

@@ -314,46 +314,31 @@ impl<'a> Blocks<'a> {
             };
             return Ok((code, value));
         }
-        let (code, parts) = e.block(|e| {
-            let mut parts = Vec::new();
-            let first_line = match along_k {
-                true => e.bind(&below("line", whole_lines, count, 1))?,
-                false => "line".to_owned(),
-            };
-            let first_k = match along_k {
-                true => "k".to_owned(),
-                false => e.bind(&below("k", whole_k, k, 1))?,
-            };
-            let together = self.contraction.load_together(e, operand, &first_line, &first_k, 4)?;
-            for (q, value) in together.into_iter().flatten().enumerate() {
-                let k_at = if along_k { format!("k + {q}u") } else { "k".to_owned() };
-                parts.push(match whole_k {
-                    true => value,
-                    false => format!("select(0.0, {value}, {k_at} < {k}u)"),
-                });
-            }
-            if !parts.is_empty() {
-                return Ok(parts);
-            }
-            for q in 0..4 {
-                let of = |name: &str, moves: bool| {
-                    if moves {
-                        format!("{name} + {q}u")
-                    } else {
-                        name.to_owned()
-                    }
+        let of = |name: &str, moves: bool, q: usize| match moves {
+            true => format!("{name} + {q}u"),
+            false => name.to_owned(),
+        };
+        let (code, values) = e.block(|e| {
+            if self.contraction.finds_together(operand) {
+                let (line, k) = match along_k {
+                    true => (e.bind(&below("line", whole_lines, count, 1))?, "k".to_owned()),
+                    false => ("line".to_owned(), e.bind(&below("k", whole_k, k, 1))?),
                 };
-                let (line, k_at) = (of("line", !along_k), of("k", along_k));
-                let bound_line = e.bind(&below(&line, whole_lines, count, 1))?;
-                let bound_k = e.bind(&below(&k_at, whole_k, k, 1))?;
-                let value = self.contraction.load(e, operand, &bound_line, &bound_k)?;
-                parts.push(match whole_k {
-                    true => value,
-                    false => format!("select(0.0, {value}, {k_at} < {k}u)"),
-                });
+                return self.contraction.load_together(e, operand, &line, &k, 4);
             }
-            Ok(parts)
+            let mut values = Vec::new();
+            for q in 0..4 {
+                let line = e.bind(&below(&of("line", !along_k, q), whole_lines, count, 1))?;
+                let k = e.bind(&below(&of("k", along_k, q), whole_k, k, 1))?;
+                values.push(self.contraction.load(e, operand, &line, &k)?);
+            }
+            Ok(values)
         })?;
+        let parts = values.into_iter().enumerate().map(|(q, value)| match whole_k {
+            true => value,
+            false => format!("select(0.0, {value}, {} < {k}u)", of("k", along_k, q)),
+        });
+        let parts: Vec<String> = parts.collect();
         Ok((code, format!("vec4<{element}>(vec4<f32>({}))", parts.join(", "))))
     }
 }

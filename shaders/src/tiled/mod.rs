@@ -332,33 +332,28 @@ impl<'a> Tiling<'a> {
                 return Ok((code, format!("select(vec4<f32>(), {loaded}, k < {k}u)")));
             }
         }
-        let (code, parts) = e.block(|e| {
-            let mut parts = Vec::new();
-            if width == 4 {
-                let (first_line, first_k) = match along_k {
+        let (code, values) = e.block(|e| {
+            if width == 4 && self.contraction.finds_together(operand) {
+                let (line, k) = match along_k {
                     true => (e.bind(&format!("min(line, {}u)", last(count, 1)))?, "k".to_owned()),
                     false => ("line".to_owned(), e.bind(&format!("min(k, {}u)", last(k, 1)))?),
                 };
-                let together = self
-                    .contraction
-                    .load_together(e, operand, &first_line, &first_k, width)?;
-                for (q, value) in together.into_iter().flatten().enumerate() {
-                    let dk = if along_k { q } else { 0 };
-                    parts.push(format!("select(0.0, {value}, k + {dk}u < {k}u)"));
-                }
+                return self.contraction.load_together(e, operand, &line, &k, width);
             }
-            if !parts.is_empty() {
-                return Ok(parts);
-            }
+            let mut values = Vec::new();
             for q in 0..width {
                 let (dk, dl) = if along_k { (q, 0) } else { (0, q) };
                 let line = e.bind(&format!("min(line + {dl}u, {}u)", last(count, 1)))?;
                 let bound = e.bind(&format!("min(k + {dk}u, {}u)", last(k, 1)))?;
-                let value = self.contraction.load(e, operand, &line, &bound)?;
-                parts.push(format!("select(0.0, {value}, k + {dk}u < {k}u)"));
+                values.push(self.contraction.load(e, operand, &line, &bound)?);
             }
-            Ok(parts)
+            Ok(values)
         })?;
+        let parts = values.into_iter().enumerate().map(|(q, value)| {
+            let dk = if along_k { q } else { 0 };
+            format!("select(0.0, {value}, k + {dk}u < {k}u)")
+        });
+        let parts: Vec<String> = parts.collect();
         Ok((code, format!("{vector}({})", parts.join(", "))))
     }
 }

@@ -8,7 +8,7 @@ use meganeura_core::ops::{Call, MatMulDims};
 use super::strided::{broadcast_strides, row_major};
 use crate::gemm::{Addend, Gemm, GemmSpec, Operands, Strides};
 use crate::kernel::{CompileCx, Compiled, Kernel, KernelDef, OrderFn, RunCx, f32_only};
-use crate::memory::{ALIGNMENT, View};
+use crate::memory::{View, aligned};
 use crate::order::Order;
 
 pub(super) const KERNELS: &[KernelDef] = &[
@@ -131,7 +131,7 @@ impl Batch {
             accumulate: false,
         }));
         Ok(Batch {
-            shared: gemm.shared_len().next_multiple_of(ALIGNMENT / size_of::<f32>()),
+            shared: aligned(gemm.shared_len()),
             gemm,
             a,
             b,

@@ -98,8 +98,9 @@ pub(super) fn of_type(fact: FactName, ty: &TensorType, axis: Option<i64>) -> Opt
         FactName::Numel => Some(ty.numel() as i64),
         FactName::Dim => dims.get(usize::try_from(axis?).ok()?).map(|&d| d as i64),
         FactName::Along => {
-            let mut shape: Vec<i64> = dims.get(usize::try_from(axis?).ok()?..)?.iter().map(|_| 1).collect();
-            *shape.first_mut()? = *dims.get(usize::try_from(axis?).ok()?)? as i64;
+            let axis = usize::try_from(axis?).ok()?;
+            let mut shape = vec![*dims.get(axis)? as i64];
+            shape.resize(rank - axis, 1);
             return Some(Scalar::Str(ints_text(&shape).into()));
         }
         FactName::DType => return Some(Scalar::Str(ty.dtype.name().into())),

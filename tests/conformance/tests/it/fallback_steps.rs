@@ -242,8 +242,8 @@ fn prepared_values_of_two_devices_last_from_step_to_step() {
     // 2 w w + w of a multiple of the identity.
     for factor in [1.0, 3.0f32] {
         session.set_parameter("w", &[factor, 0.0, 0.0, factor]);
-        for half in 0..2 {
-            faults[half].wait.store(true, Ordering::Relaxed);
+        for half in &faults {
+            half.wait.store(true, Ordering::Relaxed);
             session.try_step().expect_err("a half fails");
         }
         for _ in 0..2 {

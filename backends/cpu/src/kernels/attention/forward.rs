@@ -3,10 +3,10 @@
 use meganeura_core::ops::AttentionDims;
 
 use super::tile::{Tile, logarithms, softmax_step};
-use super::{Head, KEYS, QUERIES, aligned, nanos, rows, scratch, scratch_len, target};
+use super::{Head, KEYS, QUERIES, nanos, rows, scratch, scratch_len, target};
 use crate::gemm::Blocks;
 use crate::kernel::{CompileCx, Compiled, RunCx, Task, stream_nanos};
-use crate::memory::View;
+use crate::memory::{View, aligned};
 use crate::vmath::Level;
 
 /// A call: keys and values are packed for the matmuls once, then tiles of queries are independent.

@@ -13,7 +13,7 @@ use meganeura_core::ops::AttentionDims;
 
 use crate::gemm::{Left, Strides, Target};
 use crate::kernel::{KernelDef, f32_only, f32_or_integers};
-use crate::memory::{ALIGNMENT, View};
+use crate::memory::{View, aligned};
 
 pub(super) const KERNELS: &[KernelDef] = &[
     KernelDef {
@@ -130,11 +130,6 @@ impl Head {
             }
         }
     }
-}
-
-/// `len` f32s rounded up to whole cache lines.
-fn aligned(len: usize) -> usize {
-    len.next_multiple_of(ALIGNMENT / size_of::<f32>())
 }
 
 /// f32s of scratch for parts of these lengths, each on cache lines of its own.

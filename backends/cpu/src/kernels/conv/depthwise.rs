@@ -4,8 +4,8 @@ use meganeura_core::ops::Conv2dDims;
 
 use super::forward::Operands;
 use super::plane::{Axis, LANES, Plane, lanes};
-use super::sizes::aligned;
 use crate::kernel::{CompileCx, Compiled, RunCx, Task, rows_per_task};
+use crate::memory::aligned;
 use crate::vmath::{Isa, Level, mul_add, multiversion};
 
 /// Products and sums a nanosecond that one thread is expected to do.

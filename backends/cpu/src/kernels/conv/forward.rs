@@ -7,11 +7,11 @@ use meganeura_core::ops::Conv2dDims;
 
 use super::depthwise;
 use super::serial::StripMatmul;
-use super::sizes::{CROWDING, STRIP_LEN, Sizes, Strips, aligned, block};
+use super::sizes::{CROWDING, STRIP_LEN, Sizes, Strips, block};
 use super::window::Window;
 use crate::gemm::{Gemm, GemmSpec, Strides};
 use crate::kernel::{CHUNK, CompileCx, Compiled, Kernel, RunCx, Task, stream_nanos};
-use crate::memory::View;
+use crate::memory::{View, aligned};
 
 /// Operations of a convolution that is worth cutting within a strip.
 const LARGE_FLOPS: u64 = 4_000_000;

@@ -4,10 +4,11 @@ use meganeura_core::ops::Conv2dDims;
 
 use super::depthwise;
 use super::serial::StripMatmul;
-use super::sizes::{STRIP_LEN, Sizes, Strips, aligned, block};
+use super::sizes::{STRIP_LEN, Sizes, Strips, block};
 use super::window::Window;
 use crate::gemm::{GemmSpec, Strides};
 use crate::kernel::{CompileCx, Compiled, RunCx, Task};
+use crate::memory::aligned;
 
 /// Rows of a block's matmul, at least and at most, where channels allow.
 const MIN_ROWS: usize = 48;

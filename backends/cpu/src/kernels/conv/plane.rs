@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use super::sizes::aligned;
+use crate::memory::aligned;
 use crate::vmath::{Isa, Level, mul_add, multiversion};
 
 /// Results that are computed together.

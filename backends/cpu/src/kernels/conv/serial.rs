@@ -1,8 +1,9 @@
 //! Matmuls within a task.
 
 use crate::gemm::{Gemm, GemmSpec};
+use crate::memory::aligned;
 
-use super::sizes::{Strips, aligned};
+use super::sizes::Strips;
 
 /// A matmul whose tasks all run one after the other on the calling thread.
 struct Serial {

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use meganeura_core::ops::Conv2dDims;
 
-use crate::memory::ALIGNMENT;
+use crate::memory::aligned;
 
 /// `f32`s of a strip's patches: half of a 1 MiB second-level cache.
 pub(super) const STRIP_LEN: usize = 128 * 1024;
@@ -135,9 +135,4 @@ impl Strips {
 /// The `index`-th of the channel blocks of some length.
 pub(super) fn block(channels: usize, len: usize, index: usize) -> Range<usize> {
     index * len..(index * len + len).min(channels)
-}
-
-/// Rounds up to whole cache lines.
-pub(super) fn aligned(floats: usize) -> usize {
-    floats.next_multiple_of(ALIGNMENT / size_of::<f32>())
 }

@@ -9,11 +9,11 @@ use meganeura_core::ops::Conv2dDims;
 use super::depthwise;
 use super::input_grad::channels_per_task;
 use super::serial::StripMatmul;
-use super::sizes::{STRIP_LEN, Sizes, Strips, TILE, aligned, block};
+use super::sizes::{STRIP_LEN, Sizes, Strips, TILE, block};
 use super::window::Window;
 use crate::gemm::{GemmSpec, Strides};
 use crate::kernel::{CompileCx, Compiled, Kernel, RunCx, Task, stream_nanos};
-use crate::memory::View;
+use crate::memory::{View, aligned};
 
 /// Partial sums, at most, and their size in `f32`s.
 const MAX_PARTS: usize = 8;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use meganeura_core::ops::Conv2dDims;
 
-use super::engine::{Engine, RUN};
+use super::engine::Engine;
 use super::lower::Typed;
 use super::matmul;
 use crate::kernel::{CompileCx, Compiled};
@@ -42,9 +42,7 @@ impl Epilogue for Engine {
     }
 
     unsafe fn run(&self, elements: Range<usize>, scratch: *mut f32) {
-        for start in elements.clone().step_by(RUN) {
-            // SAFETY: forwarded.
-            unsafe { Engine::run(self, start..(start + RUN).min(elements.end), scratch) };
-        }
+        // SAFETY: forwarded.
+        unsafe { self.run_all(elements, scratch) };
     }
 }

@@ -129,6 +129,17 @@ impl Engine {
         self.buffers * RUN
     }
 
+    /// Computes a part of the domain of any length, of a program that folds nothing.
+    ///
+    /// # Safety
+    /// As [`Engine::run`].
+    pub(super) unsafe fn run_all(&self, part: Range<usize>, scratch: *mut f32) {
+        for start in part.clone().step_by(RUN) {
+            // SAFETY: forwarded.
+            unsafe { self.run(start..(start + RUN).min(part.end), scratch) };
+        }
+    }
+
     /// Computes a part of the domain of at most [`RUN`] elements. Returns the values that are folded, if any are.
     ///
     /// # Safety

@@ -4,12 +4,12 @@ use meganeura_core::DType;
 use meganeura_core::program::Slot;
 
 use super::convolution;
-use super::engine::{Engine, RUN};
+use super::engine::Engine;
 use super::lower::{Lowered, Part, Typed, lower};
 use super::pointwise;
 use crate::kernel::{CompileCx, Compiled, Kernel, RunCx};
 use crate::kernels::matmul::{self, Batch, Phase, addend_of};
-use crate::memory::{ALIGNMENT, View};
+use crate::memory::{View, aligned};
 use crate::order::Order;
 
 /// How a program that begins with a matmul or convolution is run.
@@ -79,7 +79,7 @@ pub(super) fn compile(cx: &CompileCx, typed: &Typed, step: usize) -> Result<Comp
     let matmul: View<u32> = cx.output(plan.output);
     let engine = Engine::new(cx, plan.lowered, Some(matmul))?;
     let phases = batch.gemm.phases();
-    let worker = batch.gemm.worker_len().next_multiple_of(ALIGNMENT / size_of::<f32>());
+    let worker = aligned(batch.gemm.worker_len());
     let (shared, scratch) = (batch.shared_len(), engine.scratch());
     let n = batch.gemm.spec().n;
     let at_once = |task| {
@@ -139,11 +139,9 @@ impl Kernel for WithRest {
         let base = matmul * batch.c_len;
         let scratch = cx.private.wrapping_add(self.worker);
         let go_over = |from: usize, to: usize| {
-            for start in (from..to).step_by(RUN) {
-                // SAFETY: this task alone computes these elements, and has computed the matmul's; the scratch
-                // is behind the matmul's own.
-                unsafe { self.engine.run(start..(start + RUN).min(to), scratch) };
-            }
+            // SAFETY: this task alone computes these elements, and has computed the matmul's; the scratch is behind the
+            // matmul's own.
+            unsafe { self.engine.run_all(from..to, scratch) };
         };
         if columns.len() == n {
             go_over(base + rows.start * n, base + rows.end * n);

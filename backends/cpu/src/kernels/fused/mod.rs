@@ -21,7 +21,7 @@ use crate::kernel::{
     CHUNK, CompileCx, Compiled, KernelDef, OrderFn, RunCx, Task, chunk, chunks, f32_or_integers, stream_nanos,
 };
 use crate::order::Order;
-use engine::{Engine, RUN};
+use engine::Engine;
 use lower::{Part, Typed, lower};
 
 pub(super) const KERNELS: &[KernelDef] = &[KernelDef {
@@ -118,11 +118,8 @@ fn pointwise(engine: Engine) -> Compiled {
             tasks: chunks(engine.len),
             nanos: stream_nanos(engine.bytes).max(engine.nanos),
             body: move |task: usize, cx: &RunCx| {
-                let range = chunk(engine.len, task);
-                for start in range.clone().step_by(RUN) {
-                    // SAFETY: this task alone computes these elements; the operands are other buffers.
-                    unsafe { engine.run(start..(start + RUN).min(range.end), cx.private) };
-                }
+                // SAFETY: this task alone computes these elements; the operands are other buffers.
+                unsafe { engine.run_all(chunk(engine.len, task), cx.private) };
             },
         })],
     }

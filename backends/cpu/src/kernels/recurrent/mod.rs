@@ -1,7 +1,8 @@
 //! Recurrent layers: all steps of some rows of the batch are one task.
 //!
-//! The steps depend on each other, so tasks divide the batch, or each step is a phase whose tasks divide the hidden units. Every step multiplies by the recurrent weight, which is why a
-//! phase before them brings it to the panels that tiles read, once for all steps.
+//! The steps depend on each other, so tasks divide the batch, or each step is a phase whose tasks divide the hidden units.
+//! Every step multiplies by the recurrent weight, so a phase before them packs it into the panels that tiles read, once for
+//! all steps.
 
 mod gru;
 mod lstm;
@@ -12,7 +13,7 @@ use meganeura_core::DType;
 
 use crate::gemm::{Addend, Gemm, GemmSpec, Operands, Strides};
 use crate::kernel::{CompileCx, Compiled, Kernel, KernelDef, RunCx, Task, f32_or_integers};
-use crate::memory::{ALIGNMENT, View};
+use crate::memory::{View, aligned};
 
 pub(super) const KERNELS: &[KernelDef] = &[
     KernelDef {
@@ -163,11 +164,6 @@ impl Lengths {
         let negative = signed && length > i32::MAX as u32;
         !negative && step < length as usize
     }
-}
-
-/// Scratch is divided into parts that begin at cache lines.
-fn aligned(floats: usize) -> usize {
-    floats.next_multiple_of(ALIGNMENT / size_of::<f32>())
 }
 
 /// A multiplication by rows of the weight, for as many rows of the batch as a task has.
