@@ -18,6 +18,12 @@ pub trait Target {
     fn cost_model(&self) -> CostModel;
     /// Launches that wait for each other of the kernel for a call; `None` if there is no kernel.
     fn launches(&self, kernel: &KernelDesc) -> Option<u32>;
+    /// The share of its rates that the kernel for a call reaches, beside other kernels: see
+    /// [`Device::efficiency`](crate::backend::Device::efficiency).
+    fn efficiency(&self, kernel: &KernelDesc) -> f64 {
+        let _ = kernel;
+        1.0
+    }
 }
 
 /// A device known by its rates alone, with a kernel for every operator: for reports about hardware that is not
@@ -58,14 +64,14 @@ fn is_half(ty: &TensorType) -> bool {
     ty.dtype.is_half()
 }
 
-/// Time of so many launches doing that work together.
-fn time(model: &CostModel, cost: Cost, half: bool, launches: u32) -> u64 {
+/// Time of so many launches doing that work together, with this share of the device's rates.
+fn time(model: &CostModel, cost: Cost, half: bool, launches: u32, efficiency: f64) -> u64 {
     let flops = if half {
         model.half_flops_per_second
     } else {
         model.flops_per_second
     };
-    let seconds = (cost.bytes as f64 / model.bytes_per_second).max(cost.flops as f64 / flops);
+    let seconds = (cost.bytes as f64 / model.bytes_per_second).max(cost.flops as f64 / flops) / efficiency;
     let picoseconds = f64::from(launches) * model.launch.as_nanos() as f64 * 1e3 + seconds * 1e12;
     // The conversion saturates, also for rates of zero.
     (picoseconds as u64).min(IMPOSSIBLE)
@@ -86,7 +92,7 @@ pub fn call_cost(target: &dyn Target, op: OpRef, call: &Call) -> u64 {
     };
     let half = call.inputs.iter().any(is_half);
     if let Some(launches) = target.launches(&desc) {
-        return time(&model, op.cost(call), half, launches);
+        return time(&model, op.cost(call), half, launches, target.efficiency(&desc));
     }
     // The planner casts, computes in f32 and casts back; for what has no kernel then either, that may be much.
     if let Ok(Some((widened, _))) = widen(op, &desc) {
@@ -99,7 +105,7 @@ pub fn call_cost(target: &dyn Target, op: OpRef, call: &Call) -> u64 {
         let cost = op.cost(call);
         let bytes = 4 * cost.bytes;
         let launches = model.launch.as_nanos() as u64 * 1000 * (call.inputs.len() + call.outputs.len()) as u64;
-        return time(&model, Cost { bytes, ..cost }, false, 1).saturating_add(launches);
+        return time(&model, Cost { bytes, ..cost }, false, 1, 1.0).saturating_add(launches);
     }
     match expand_call(op, call.attrs, call.inputs, call.outputs) {
         Ok((graph, _)) => graph_cost(&graph, target)

@@ -70,6 +70,17 @@ impl DebugOptions {
         Ok(options)
     }
 
+    /// Makes the folder for kernels, if there is to be one, so that one that cannot be written is an error at once.
+    ///
+    /// # Errors
+    /// [`Error::File`] with the folder.
+    pub fn make_folder(&self) -> Result<()> {
+        match &self.dump {
+            Some(folder) => make(folder),
+            None => Ok(()),
+        }
+    }
+
     /// The plan as a session with these options runs it.
     pub(crate) fn applied<'a>(&self, plan: &'a ExecutionPlan) -> Cow<'a, ExecutionPlan> {
         let mut plan = Cow::Borrowed(plan);
@@ -96,13 +107,7 @@ impl DebugOptions {
         static NUMBER: AtomicUsize = AtomicUsize::new(0);
         let Some(folder) = &self.dump else { return Ok(()) };
         let folder = folder.join(format!("plan-{}", NUMBER.fetch_add(1, Ordering::Relaxed)));
-        std::fs::create_dir_all(&folder).map_err(|error| {
-            Error::file(
-                &folder,
-                format!("could not be made: {error}"),
-                format!("name a folder that can be written in {DEBUG_VARIABLE}"),
-            )
-        })?;
+        make(&folder)?;
         write(&folder.join("plan.txt"), &plan.to_string())?;
         for kernel in device.kernel_sources(plan)? {
             let name = plan
@@ -118,6 +123,16 @@ impl DebugOptions {
         }
         Ok(())
     }
+}
+
+fn make(folder: &Path) -> Result<()> {
+    std::fs::create_dir_all(folder).map_err(|error| {
+        Error::file(
+            folder,
+            format!("could not be made: {error}"),
+            format!("name a folder that can be written in {DEBUG_VARIABLE}"),
+        )
+    })
 }
 
 fn write(path: &Path, text: &str) -> Result<()> {

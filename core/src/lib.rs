@@ -17,6 +17,7 @@ pub mod calibration;
 pub mod config;
 pub mod cost;
 pub mod debug;
+pub mod distributed;
 pub mod dtype;
 pub mod error;
 pub mod fallback;

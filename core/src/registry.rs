@@ -99,6 +99,10 @@ pub const KNOWN_BACKENDS: &[KnownBackend] = &[
         name: "blade",
         how: "the Vulkan and Metal backend is not part of this build",
     },
+    KnownBackend {
+        name: "cuda",
+        how: "the backend for NVIDIA's GPUs is not part of this build",
+    },
 ];
 
 struct Registry {

@@ -15,6 +15,7 @@
 //! The graph, autodiff, plans and sessions are `meganeura-core`'s: backends and layers need nothing of this crate.
 
 pub mod build;
+mod channels_last;
 pub mod cluster;
 pub mod compile;
 pub mod link;

@@ -6,9 +6,9 @@
 use std::collections::HashMap;
 use std::time::Instant;
 
+use crate::channels_last::channels_last;
 use crate::cluster::cluster_pass;
 use crate::rewrite::clean::clean;
-use crate::rewrite::outcome::places;
 pub use crate::rewrite::{Fusion, OptimizeReport};
 use crate::rewrite::{Pass, Request, Simulated, apply_rules, join, rewrite};
 use meganeura_core::config::Config;
@@ -85,14 +85,20 @@ pub fn optimize_for(graph: &Graph, request: &Request) -> Result<(Graph, Optimize
     report.rules_fired.splice(0..0, fired);
     report.nodes_before = graph.nodes().len();
     report.extract_time += cleaning;
+    if request.config.channels_last
+        && request.pass != Pass::Forward
+        && let Some(converted) = channels_last(&optimized, request.target, request.pass)?
+    {
+        optimized = converted.graph;
+        report.move_fusions(&converted.moved);
+        report.nodes_after = optimized.nodes().len();
+        report.images_channels_last = true;
+    }
     if request.config.cluster && request.pass != Pass::Forward {
         let _span = tracing::debug_span!("cluster").entered();
         let (clustered, clusters) = cluster_pass(&optimized, request.target, request.pass)?;
         optimized = clustered;
-        for fusion in &mut report.fusions {
-            fusion.node = fusion.node.and_then(|node| clusters.moved.get(&node).copied());
-        }
-        report.fusions_applied = places(&report.fusions);
+        report.move_fusions(&clusters.moved);
         report.clustered_cost_ps = request.pass.cost(&optimized, request.target)?;
         report.nodes_after = clusters.nodes_after;
         report.cluster_time = clusters.time;

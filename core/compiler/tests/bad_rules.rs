@@ -52,6 +52,36 @@ impl Operator for Panics {
 
 static PANICS: Panics = Panics;
 
+/// A function of each element.
+struct Odd(&'static str, fn(f64) -> f64);
+
+impl Operator for Odd {
+    fn name(&self) -> &'static str {
+        self.0
+    }
+    fn doc(&self) -> Doc {
+        PANICS.doc()
+    }
+    fn arity(&self) -> Arity {
+        PANICS.arity()
+    }
+    fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {
+        PANICS.infer(call)
+    }
+    fn gradient(&self) -> Gradient<'_> {
+        Gradient::Zero
+    }
+    fn semantics(&self) -> Semantics<'_> {
+        Semantics::primitive(|call| vec![call.inputs[0].data.iter().map(|&x| (self.1)(x)).collect()])
+    }
+    fn cost(&self, call: &Call) -> Cost {
+        PANICS.cost(call)
+    }
+    fn samples(&self, _: &mut Sizes) -> Vec<Sample> {
+        Vec::new()
+    }
+}
+
 /// What is found of a set's only rule.
 fn verdict(set: &RuleSet) -> RuleVerdict {
     let verdicts = verify_rule_set(set, &VerifyOptions::default()).unwrap_or_else(|e| panic!("{e}"));
@@ -63,6 +93,21 @@ fn contains(verdict: &RuleVerdict, parts: &[&str]) {
     let text = verdict.to_string();
     for part in parts {
         assert!(text.contains(part), "'{part}' is not in:\n{text}");
+    }
+}
+
+#[test]
+fn rules_that_are_wrong_for_small_or_large_numbers_alone_are_found() {
+    static SMALL: Odd = Odd("bad.small", |x| if x.abs() < 5e-4 { 0.0 } else { -x });
+    static LARGE: Odd = Odd("bad.large", |x| if x > 50.0 { -50.0 } else { -x });
+    let small = RuleSet::new("bad", 1, "(rewrite (core.neg x) (bad.small x) :name \"small\")");
+    let large = RuleSet::new("bad", 1, "(rewrite (core.neg x) (bad.large x) :name \"large\")");
+    for set in [
+        small.with_ops(const { &[OpRef::new(&SMALL)] }),
+        large.with_ops(const { &[OpRef::new(&LARGE)] }),
+    ] {
+        let found = verdict(&set);
+        assert!(matches!(found.outcome, Outcome::Wrong { .. }), "{found}");
     }
 }
 

@@ -72,6 +72,9 @@ pub struct DeviceInfo {
     pub kind: DeviceKind,
     /// Numeric identity in the backend's own terms (for Vulkan the device id), if it has one.
     pub numeric_id: Option<u64>,
+    /// Identity of the hardware, if known, which is the same for every backend that reaches it: of a GPU the 16 bytes of its UUID as
+    /// hexadecimal digits in lower case.
+    pub hardware: Option<String>,
     /// Memory in bytes, if known.
     pub memory_bytes: Option<u64>,
     /// Driver and its version, if there is one.
@@ -111,6 +114,7 @@ impl DeviceInfo {
             name: name.into(),
             kind,
             numeric_id: None,
+            hardware: None,
             memory_bytes: None,
             driver: None,
             rejected: None,
@@ -136,6 +140,22 @@ pub trait Backend: Send + Sync {
     /// # Errors
     /// When it does not exist, is rejected, or fails to open.
     fn open(&self, index: usize, config: &Config) -> Result<Arc<dyn Device>>;
+
+    /// Which backend is chosen automatically of several that reach the same hardware: that with the greatest number whose
+    /// [`self_test`](Backend::self_test) passes.
+    fn preference(&self) -> u32 {
+        0
+    }
+
+    /// Whether a device computes right, as far as that is found out in a second. It is asked before the automatic choice prefers the
+    /// device to that of another backend for the same hardware.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    fn self_test(&self, index: usize, config: &Config) -> Result<()> {
+        let _ = (index, config);
+        Ok(())
+    }
 
     /// Why there are no devices, where [`Backend::devices`] lists none: no driver, for instance.
     fn unavailable_reason(&self) -> Option<String> {
@@ -165,6 +185,14 @@ pub trait Device: Send + Sync {
     fn launches(&self, kernel: &KernelDesc) -> u32 {
         let _ = kernel;
         1
+    }
+
+    /// The share of the device's rates, above 0, that the kernel for a call reaches beside its other kernels: 1 unless it is
+    /// known to be slower, as 0.5 for one that takes twice as long as bytes and operations say. The optimizer chooses the layout of
+    /// images by it.
+    fn efficiency(&self, kernel: &KernelDesc) -> f64 {
+        let _ = kernel;
+        1.0
     }
 
     /// Identifies its kernels among those of other versions and builds. It is part of the key of cached plans, which are
@@ -314,6 +342,19 @@ pub fn pass_label<'a>(titles: impl IntoIterator<Item = &'a str>) -> String {
     words.collect::<Vec<_>>().join(" + ")
 }
 
+/// Where a buffer of an executable is in the memory of its device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceBuffer {
+    /// The address of its first byte, as code of the same device takes it: a pointer of the host for the CPU, a device pointer for
+    /// CUDA.
+    pub address: u64,
+    /// Its bytes.
+    pub bytes: u64,
+    /// The queue in whose order the executable works, as other code of the device takes it (for CUDA a `CUstream`); `None` where
+    /// everything is done when a call returns.
+    pub stream: Option<u64>,
+}
+
 /// A compiled plan with its memory.
 pub trait Executable: Send {
     /// Writes bytes into a buffer before the next step.
@@ -392,6 +433,17 @@ pub trait Executable: Send {
     /// or in an earlier step. Steps for which it returned an error itself do not count.
     fn rolled_back(&self) -> u64 {
         0
+    }
+
+    /// Where a buffer is, for code of the same device that reads or writes it without a copy; what was written to it before is
+    /// there when what is enqueued has run. `None` where that is not told, because the device has no addresses, keeps the buffer in
+    /// another order, or has to see what is written to it.
+    ///
+    /// # Errors
+    /// No such buffer; a lost device.
+    fn device_buffer(&mut self, buffer: BufferRef) -> Result<Option<DeviceBuffer>> {
+        let _ = buffer;
+        Ok(None)
     }
 
     /// Starts or stops measuring the passes of each step; devices that cannot measure ignore it.

@@ -19,6 +19,10 @@ impl Target for Arc<dyn Device> {
             Support::No(_) => None,
         }
     }
+
+    fn efficiency(&self, kernel: &KernelDesc) -> f64 {
+        Device::efficiency(&**self, kernel)
+    }
 }
 
 impl Precision {

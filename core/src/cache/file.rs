@@ -1,6 +1,5 @@
 //! The file of a cached plan.
 
-use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::Path;
 
@@ -11,7 +10,7 @@ use super::Loaded;
 use super::constants::{self, SideFile};
 use super::fingerprint::graph_hash;
 use crate::error::{Error, Result};
-use crate::files::{Sealed, seal, unseal, write_atomically};
+use crate::files::{Sealed, clean_partial_files, folder_of, open_regular, seal, unseal, write_atomically};
 use crate::graph::Graph;
 use crate::plan::{ExecutionPlan, PLAN_VERSION};
 
@@ -41,6 +40,9 @@ pub(super) fn save(plan: &ExecutionPlan, graph: &Graph, path: &Path) -> Result<(
     let text = seal(MAGIC, PLAN_VERSION, &body);
     write_atomically(path, |w| w.write_all(text.as_bytes()))?;
     constants::remove_others(path, side.as_ref());
+    // Of constants as well, whose files have other names.
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    clean_partial_files(&folder_of(path), &name);
     Ok(())
 }
 
@@ -105,7 +107,7 @@ fn read(path: &Path) -> Result<Option<String>> {
             "check what it is and who may read it, or name another file",
         )
     };
-    let file = match File::open(path) {
+    let file = match open_regular(path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(fail(error)),
@@ -125,12 +127,11 @@ fn read(path: &Path) -> Result<Option<String>> {
 }
 
 pub(super) fn may_replace(path: &Path) -> bool {
-    let Ok(file) = File::open(path) else {
+    let Ok(file) = open_regular(path) else {
         return !path.exists();
     };
-    let is_file = fs::metadata(path).is_ok_and(|m| m.is_file());
     let mut start = Vec::new();
     let read = file.take(MAGIC.len() as u64).read_to_end(&mut start);
     // A file that was cut short within its first words is ours too.
-    is_file && read.is_ok() && MAGIC.as_bytes().starts_with(&start)
+    read.is_ok() && MAGIC.as_bytes().starts_with(&start)
 }

@@ -113,7 +113,7 @@ impl Calibration {
             origin: path.display().to_string(),
             message: format!("{message}; `meganeura doctor --calibrate FILE` writes such a file"),
         };
-        let text = std::fs::read_to_string(path).map_err(|e| fail(e.to_string()))?;
+        let text = files::read_text_limited(path, files::MAX_SETTINGS).map_err(|e| fail(e.to_string()))?;
         let calibration: Calibration = ron::from_str(&text).map_err(|e| fail(e.to_string()))?;
         calibration
             .devices
@@ -205,6 +205,10 @@ impl Device for Measured {
 
     fn launches(&self, kernel: &KernelDesc) -> u32 {
         self.inner.launches(kernel)
+    }
+
+    fn efficiency(&self, kernel: &KernelDesc) -> f64 {
+        self.inner.efficiency(kernel)
     }
 
     fn workspace_bytes(&self, plan: &ExecutionPlan) -> Result<u64> {

@@ -24,6 +24,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use crate::error::{Error, Result};
+use crate::files::{MAX_SETTINGS, read_text_limited};
 pub use rewrite::RewriteConfig;
 
 /// Variable that names the configuration file.
@@ -104,7 +105,7 @@ impl Config {
             origin: path.display().to_string(),
             message,
         };
-        let text = std::fs::read_to_string(path).map_err(|e| {
+        let text = read_text_limited(path, MAX_SETTINGS).map_err(|e| {
             fail(format!(
                 "it cannot be read: {e}; {CONFIG_VARIABLE} names the file, {CONFIG_FILE} is the usual one"
             ))
@@ -144,6 +145,35 @@ impl Config {
             origin: self.origin(),
             message: format!("backend.{backend}.{key} is {value:?}, but it is a text in quotation marks"),
         })
+    }
+
+    /// A setting of a backend that is one of two words, of which the first is meant where it is not given.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for another word, or no text.
+    pub fn backend_choice(&self, backend: &str, key: &str, words: [&'static str; 2]) -> Result<&'static str> {
+        let [usual, other] = words;
+        match self.backend_text(backend, key)? {
+            None => Ok(usual),
+            Some(text) if text == usual => Ok(usual),
+            Some(text) if text == other => Ok(other),
+            Some(text) => Err(Error::Config {
+                origin: self.origin(),
+                message: format!("backend.{backend}.{key} is '{text}'; use '{usual}' or '{other}'"),
+            }),
+        }
+    }
+
+    /// A setting of a backend that is a path: as other paths of the configuration, relative to its folder.
+    ///
+    /// # Errors
+    /// [`Error::Config`] when the setting is something else.
+    pub fn backend_path(&self, backend: &str, key: &str) -> Result<Option<PathBuf>> {
+        let path = self.backend_text(backend, key)?;
+        Ok(path.map(|path| match self.path.as_deref().and_then(Path::parent) {
+            Some(parent) => parent.join(path),
+            None => path.into(),
+        }))
     }
 
     /// Checks that a backend is given no settings but those that it knows.

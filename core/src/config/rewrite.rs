@@ -27,6 +27,9 @@ pub struct RewriteConfig {
     /// Whether inference computes what depends on parameters, states and constants alone once for many steps (folded
     /// batch norms, transposed weights), not in each step. It takes memory for the results.
     pub prepare: bool,
+    /// Whether convolutions and what is between them may be computed from images that are stored channels last, where the
+    /// device says that this is faster.
+    pub channels_last: bool,
     /// Rule sets to leave out, by namespace.
     pub disable: Vec<String>,
     /// Most rounds of saturation.
@@ -53,6 +56,7 @@ impl Default for RewriteConfig {
             enabled: true,
             cluster: true,
             prepare: true,
+            channels_last: true,
             disable: Vec::new(),
             iterations: 24,
             tuples: 400_000,
@@ -79,6 +83,7 @@ impl RewriteConfig {
             enabled: false,
             cluster: false,
             prepare: false,
+            channels_last: false,
             ..RewriteConfig::default()
         }
     }

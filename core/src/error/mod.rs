@@ -3,6 +3,7 @@
 //! Every message says what went wrong, with which node, tensor or file, and what to do about it
 //! (the `help:` line).
 
+mod collective;
 mod names;
 
 use std::fmt;
@@ -11,6 +12,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+pub use collective::{Collective, CollectiveError, CollectiveFailure};
 pub use names::{closest, names_there_are};
 use names::{edit_distance, known};
 
@@ -340,6 +342,9 @@ pub enum Error {
         /// What to do about it.
         remedy: String,
     },
+    /// An operation in which all ranks of a distributed run take part.
+    #[error(transparent)]
+    Collective(Box<CollectiveError>),
     /// Hyper-parameters or call order that make no sense.
     #[error("{message}{}", help(remedy))]
     InvalidUse {
@@ -381,6 +386,11 @@ impl Error {
             message: message.into(),
             remedy: remedy.into(),
         }
+    }
+
+    /// An [`Error::Collective`].
+    pub fn collective(error: CollectiveError) -> Self {
+        Error::Collective(Box::new(error))
     }
 
     /// An [`Error::InvalidUse`].

@@ -68,6 +68,10 @@ impl Device for WithFallback {
         self.first.launches(kernel)
     }
 
+    fn efficiency(&self, kernel: &KernelDesc) -> f64 {
+        self.first.efficiency(kernel)
+    }
+
     fn kernels(&self) -> String {
         let name = &self.other.capabilities().name;
         format!("{}; otherwise {name}: {}", self.first.kernels(), self.other.kernels())

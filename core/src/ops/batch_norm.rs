@@ -1,5 +1,7 @@
 //! Batch normalisation over all axes but the channels (axis 1).
 
+use super::channels_last::ChannelsLast;
+use super::conv2d::ImageLayout;
 use super::layer_norm::expect_eps;
 use super::norm_grad::{BatchNormGrad, Saved, through_statistics};
 use super::sample::{Sample, SampleInput, Sizes};
@@ -51,6 +53,39 @@ pub(super) fn reduced(g: &Graph, x: Value) -> (Vec<i32>, usize) {
     let shape = g.shape(x);
     let axes = (0..shape.len() as i32).filter(|&a| a != 1).collect();
     (axes, shape.iter().product::<usize>() / shape[1].max(1))
+}
+
+/// A batch norm of images that are stored channels last: of a matrix with a row for each place, whose axis 1 are the
+/// channels. Operands and results of the type of operand 0 are images.
+pub(super) fn channels_last<'a>(op: OpRef) -> ChannelsLast<'a> {
+    ChannelsLast::follows(move |cx| {
+        let x = &cx.inputs()[0];
+        let &[n, c, h, w] = &x.shape[..] else {
+            return Ok(None);
+        };
+        let mut operands = Vec::new();
+        for i in 0..cx.inputs().len() {
+            let operand = match cx.inputs()[i].shape.rank() {
+                4 => {
+                    let image = cx.nhwc(i);
+                    cx.rows(image)
+                }
+                _ => cx.nchw(i),
+            };
+            operands.push(operand);
+        }
+        let attrs = cx.attrs().clone();
+        let call = cx.call(op, attrs, operands);
+        let mut results = Vec::new();
+        for port in 0..op.ports().len() as u32 {
+            let result = cx.port(call, port);
+            results.push(match cx.shape(result).len() {
+                2 => (cx.reshape(result, &[n, h, w, c]).into(), ImageLayout::Nhwc),
+                _ => (result, ImageLayout::Nchw),
+            });
+        }
+        Ok(Some(results))
+    })
 }
 
 impl Operator for BatchNorm {
@@ -177,6 +212,10 @@ impl Operator for BatchNorm {
         }))
     }
 
+    fn channels_last(&self) -> ChannelsLast<'_> {
+        channels_last(OpRef::new(&BatchNorm))
+    }
+
     fn cost(&self, call: &Call) -> Cost {
         let flops = 8 * call.inputs[0].numel() as u64;
         Cost {
@@ -255,6 +294,10 @@ impl Operator for BatchNormInference {
             let scaled = g.mul(x, scale);
             Ok(vec![g.add(scaled, shift).into()])
         })
+    }
+
+    fn channels_last(&self) -> ChannelsLast<'_> {
+        channels_last(OpRef::new(&BatchNormInference))
     }
 
     fn cost(&self, call: &Call) -> Cost {

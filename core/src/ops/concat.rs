@@ -1,5 +1,7 @@
 //! Joining tensors along an axis.
 
+use super::channels_last::{ChannelsLast, axis_channels_last};
+use super::conv2d::ImageLayout;
 use super::sample::{Sample, SampleInput, Sizes};
 use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics, expect_same_dtype};
 use crate::NodeId;
@@ -87,6 +89,18 @@ impl Operator for Concat {
                 }
             }
             vec![out]
+        })
+    }
+
+    fn channels_last(&self) -> ChannelsLast<'_> {
+        ChannelsLast::follows(|cx| {
+            if cx.inputs()[0].shape.rank() != 4 {
+                return Ok(None);
+            }
+            let axis = axis_channels_last(cx.attrs().int("axis")?)?;
+            let parts = (0..cx.inputs().len()).map(|i| cx.nhwc(i)).collect();
+            let all = cx.call(OpRef::new(&Concat), Attrs::new().with("axis", axis), parts);
+            Ok(Some(vec![(all.into(), ImageLayout::Nhwc)]))
         })
     }
 

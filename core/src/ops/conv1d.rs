@@ -1,6 +1,6 @@
 //! One-dimensional convolution: a two-dimensional one of height 1.
 
-use super::conv2d::{Conv2dDims, Conv2dOptions};
+use super::conv2d::{Conv2dDims, Conv2dOptions, ImageLayout};
 use super::sample::{Sample, SampleInput, Sizes};
 use super::{
     Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics, expect_float, expect_same_dtype,
@@ -84,7 +84,7 @@ fn dims(call: &Call) -> Result<Conv2dDims, String> {
             c / groups
         ));
     }
-    Conv2dDims::forward(&[n, c, 1, l], &[o, cg, 1, k], options)
+    Conv2dDims::forward(ImageLayout::Nchw, &[n, c, 1, l], &[o, cg, 1, k], options)
 }
 
 impl Operator for Conv1d {

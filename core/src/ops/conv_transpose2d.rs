@@ -1,6 +1,6 @@
 //! Transposed convolution: the derivative of a convolution as a layer of its own.
 
-use super::conv2d::{Conv2dDims, Conv2dOptions};
+use super::conv2d::{Conv2dDims, Conv2dOptions, ImageLayout};
 use super::sample::{Sample, SampleInput, Sizes};
 use super::{
     Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics, expect_float, expect_same_dtype,
@@ -106,7 +106,7 @@ fn dims(call: &Call) -> Result<Conv2dDims, String> {
     }
     let size = [output_size(call, options, 0)?, output_size(call, options, 1)?];
     let o = og.checked_mul(groups).ok_or("the output channels overflow")?;
-    let dims = Conv2dDims::forward(&[n, o, size[0], size[1]], &w.shape, options)?;
+    let dims = Conv2dDims::forward(ImageLayout::Nchw, &[n, o, size[0], size[1]], &w.shape, options)?;
     debug_assert_eq!(dims.y_shape(), [n, c, h, width]);
     Ok(dims)
 }

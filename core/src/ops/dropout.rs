@@ -2,8 +2,8 @@
 
 use super::sample::{Sample, SampleInput, Sizes};
 use super::{
-    Arity, AttrDecls, AttrKind, Call, Cost, Doc, Fusing, Gradient, InferenceForm, OpRef, Operator, Semantics,
-    expect_float,
+    Arity, AttrDecls, AttrKind, Call, ChannelsLast, Cost, Doc, Fusing, Gradient, InferenceForm, OpRef, Operator,
+    Semantics, expect_float,
 };
 use crate::NodeId;
 use crate::attrs::Attrs;
@@ -98,6 +98,11 @@ impl Operator for Dropout {
 
     fn fusing(&self) -> Fusing {
         Fusing::Pointwise
+    }
+
+    fn channels_last(&self) -> ChannelsLast<'_> {
+        // Which elements are dropped depends on their numbers.
+        ChannelsLast::No
     }
 
     fn cost(&self, call: &Call) -> Cost {

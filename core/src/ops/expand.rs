@@ -1,5 +1,7 @@
 //! Broadcasting to a given shape.
 
+use super::channels_last::ChannelsLast;
+use super::conv2d::ImageLayout;
 use super::sample::{Sample, SampleInput, Sizes};
 use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Fusing, Gradient, OpRef, Operator, Semantics};
 use crate::NodeId;
@@ -68,6 +70,16 @@ impl Operator for Expand {
 
     fn fusing(&self) -> Fusing {
         Fusing::View
+    }
+
+    fn channels_last(&self) -> ChannelsLast<'_> {
+        ChannelsLast::follows(|cx| {
+            let Ok([n, c, h, w]) = cx.attrs().sizes::<4>("shape") else {
+                return Ok(None);
+            };
+            let x = cx.nhwc(0);
+            Ok(Some(vec![(cx.expand(x, &[n, h, w, c]).into(), ImageLayout::Nhwc)]))
+        })
     }
 
     fn cost(&self, call: &Call) -> Cost {

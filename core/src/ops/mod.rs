@@ -36,6 +36,7 @@ mod batch_norm;
 mod bce;
 mod cache_write;
 mod cast;
+mod channels_last;
 mod composite;
 mod concat;
 mod conv1d;
@@ -66,6 +67,7 @@ mod masked_scatter;
 mod matmul;
 mod matmul_add;
 mod max_pool2d_grad;
+mod max_pool2d_nhwc;
 mod min_reduce;
 mod mse;
 mod narrow;
@@ -75,6 +77,7 @@ mod norm_grad_add;
 mod one_hot;
 mod optimizer;
 mod pad;
+mod paged_cache_write;
 mod permute;
 mod pool2d;
 mod positions;
@@ -106,17 +109,18 @@ mod write;
 
 pub use operator::*;
 
-pub use attention::{AttentionDims, AttentionOptions};
+pub use attention::{AttentionDims, AttentionOptions, PagedDims};
 pub use cache_write::CacheDims;
 pub use composite::{Composite, Decompose, graph_flops};
 pub use conv_transpose2d::ConvTranspose2dOptions;
 pub use conv1d::Conv1dOptions;
-pub use conv2d::{Conv2dDims, Conv2dOptions};
+pub use conv2d::{Conv2dDims, Conv2dOptions, ImageLayout};
 pub use dropout::drop_threshold;
 pub use fused::FUSED;
 pub use group_norm::GroupDims;
 pub use matmul::MatMulDims;
 pub use optimizer::AdamScalars;
+pub use paged_cache_write::PagedWriteDims;
 pub use pool2d::{Pool2dDims, Pool2dOptions};
 pub use quantized::QuantizedDims;
 pub use random::{SEED_SCALAR, STEP_SCALAR, random_word};
@@ -151,6 +155,7 @@ pub(crate) fn builtin() -> Vec<OpRef> {
         attention::Attention,
         attention::AttentionGrad,
         attention::CachedAttention,
+        attention::PagedAttention,
         batch_norm::BatchNorm,
         batch_norm::BatchNormAffine,
         batch_norm::BatchNormInference,
@@ -160,9 +165,12 @@ pub(crate) fn builtin() -> Vec<OpRef> {
         cast::Cast,
         concat::Concat,
         conv1d::Conv1d,
-        conv2d::Conv2d,
-        conv2d::Conv2dInputGrad,
-        conv2d::Conv2dWeightGrad,
+        conv2d::CONV2D,
+        conv2d::CONV2D_INPUT_GRAD,
+        conv2d::CONV2D_NHWC,
+        conv2d::CONV2D_NHWC_INPUT_GRAD,
+        conv2d::CONV2D_NHWC_WEIGHT_GRAD,
+        conv2d::CONV2D_WEIGHT_GRAD,
         conv_transpose2d::ConvTranspose2d,
         count_non_finite::CountNonFinite,
         cross_entropy::CrossEntropy,
@@ -194,6 +202,7 @@ pub(crate) fn builtin() -> Vec<OpRef> {
         matmul::MatMul,
         matmul_add::MatMulAdd,
         max_pool2d_grad::MaxPool2dGrad,
+        max_pool2d_nhwc::MaxPool2dNhwc,
         min_reduce::Min,
         mse::Mse,
         narrow::Narrow,
@@ -210,9 +219,12 @@ pub(crate) fn builtin() -> Vec<OpRef> {
         optimizer::Momentum,
         optimizer::Sgd,
         pad::Pad,
+        paged_cache_write::PagedCacheWrite,
         permute::Permute,
-        pool2d::AvgPool2d,
-        pool2d::AvgPool2dGrad,
+        pool2d::AVG_POOL2D,
+        pool2d::AVG_POOL2D_GRAD,
+        pool2d::AVG_POOL2D_NHWC,
+        pool2d::AVG_POOL2D_NHWC_GRAD,
         pool2d::MaxPool2d,
         prod::Prod,
         put_along_axis::PutAlongAxis,
@@ -224,6 +236,8 @@ pub(crate) fn builtin() -> Vec<OpRef> {
         recurrent::GruGrad,
         recurrent::Lstm,
         recurrent::LstmGrad,
+        recurrent::Rnn,
+        recurrent::RnnGrad,
         reduce::Max,
         reduce::Mean,
         reduce::Sum,

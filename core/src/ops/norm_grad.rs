@@ -5,12 +5,13 @@
 //! is contained in the formulas for `dx`; gradients of gradients come back through the statistics' ports
 //! ([`through_statistics`]).
 
-use super::batch_norm::{channel_shape, channel_type, reduced};
+use super::batch_norm::{self, channel_shape, channel_type, reduced};
+use super::channels_last::ChannelsLast;
 use super::group_norm::{GroupDims, statistics_shape};
 use super::layer_norm::{expect_rows, row_type};
 use super::sample::{Sample, SampleInput, Sizes};
 use super::{
-    Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, Operator, Semantics, expect_float, expect_same_dtype,
+    Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics, expect_float, expect_same_dtype,
 };
 use crate::NodeId;
 use crate::attrs::Attrs;
@@ -356,6 +357,10 @@ impl Operator for BatchNormGrad {
             let dx = g.mul(inner, scale);
             Ok([dx, dweight, dbias].map(Value::from).to_vec())
         })
+    }
+
+    fn channels_last(&self) -> ChannelsLast<'_> {
+        batch_norm::channels_last(OpRef::new(&BatchNormGrad))
     }
 
     fn cost(&self, call: &Call) -> Cost {

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::ops::Deref;
 
+pub use super::channels_last::{ChannelsLast, ChannelsLastCx, ChannelsLastResults, OperandOrder};
 pub use super::gradient::GradCx;
 use super::sample::{Sample, Sizes};
 pub use crate::attrs::AttrKind;
@@ -309,6 +310,13 @@ pub trait Operator: Send + Sync + 'static {
     /// How a call may become part of a larger one.
     fn fusing(&self) -> Fusing {
         Fusing::Opaque
+    }
+    /// How a call is computed if images are stored channels last, `[batch, height, width, channels]`.
+    fn channels_last(&self) -> ChannelsLast<'_> {
+        match self.fusing() {
+            Fusing::Pointwise => ChannelsLast::Pointwise,
+            _ => ChannelsLast::No,
+        }
     }
     /// Raised when the meaning of the kernel changes, so that cached plans are rejected.
     fn version(&self) -> u32 {

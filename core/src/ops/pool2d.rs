@@ -1,6 +1,8 @@
-//! Two-dimensional pooling.
+//! Two-dimensional pooling, for images with channels before places and, as the optimizer makes it, channels last.
 
-use super::conv2d::{used_stride, window_count};
+use super::channels_last::{ChannelsLast, TO_NCHW, TO_NHWC};
+use super::conv2d::{ImageLayout, used_stride, window_count};
+use super::max_pool2d_nhwc::MaxPool2dNhwc;
 use super::sample::{Fill, Sample, SampleInput, Sizes};
 use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, OpRef, Operator, RefCall, Semantics, expect_float};
 use crate::NodeId;
@@ -10,8 +12,44 @@ use crate::graph::{Graph, Value};
 use crate::shape::{Shape, TensorType};
 
 pub(super) struct MaxPool2d;
-pub(super) struct AvgPool2d;
-pub(super) struct AvgPool2dGrad;
+pub(super) struct AvgPool2d(ImageLayout);
+pub(super) struct AvgPool2dGrad(ImageLayout);
+
+pub(super) const AVG_POOL2D: AvgPool2d = AvgPool2d(ImageLayout::Nchw);
+pub(super) const AVG_POOL2D_GRAD: AvgPool2dGrad = AvgPool2dGrad(ImageLayout::Nchw);
+pub(super) const AVG_POOL2D_NHWC: AvgPool2d = AvgPool2d(ImageLayout::Nhwc);
+pub(super) const AVG_POOL2D_NHWC_GRAD: AvgPool2dGrad = AvgPool2dGrad(ImageLayout::Nhwc);
+
+fn avg_pool2d(layout: ImageLayout) -> OpRef {
+    match layout {
+        ImageLayout::Nchw => OpRef::new(&AVG_POOL2D),
+        ImageLayout::Nhwc => OpRef::new(&AVG_POOL2D_NHWC),
+    }
+}
+
+fn avg_pool2d_grad(layout: ImageLayout) -> OpRef {
+    match layout {
+        ImageLayout::Nchw => OpRef::new(&AVG_POOL2D_GRAD),
+        ImageLayout::Nhwc => OpRef::new(&AVG_POOL2D_NHWC_GRAD),
+    }
+}
+
+/// The definition of an operator for a layout: the loop and, channels last, the operator for the other layout between
+/// permutations.
+fn semantics<'a>(
+    layout: ImageLayout,
+    other: OpRef,
+    reference: impl Fn(&RefCall) -> Vec<Vec<f64>> + 'a,
+) -> Semantics<'a> {
+    match layout {
+        ImageLayout::Nchw => Semantics::primitive(reference),
+        ImageLayout::Nhwc => Semantics::both(reference, move |cx| {
+            let x = cx.graph.permute(cx.inputs[0], &TO_NCHW);
+            let y = cx.graph.call(other, cx.attrs.clone(), vec![x.into()]);
+            Ok(vec![cx.graph.permute(y, &TO_NHWC).into()])
+        }),
+    }
+}
 
 /// Geometry of pooling windows; heights come before widths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +72,7 @@ impl Pool2dOptions {
         }
     }
 
-    fn attrs(self) -> Attrs {
+    pub(super) fn attrs(self) -> Attrs {
         Attrs::new()
             .with("kernel", self.kernel)
             .with("stride", self.stride)
@@ -42,11 +80,13 @@ impl Pool2dOptions {
     }
 }
 
-/// All sizes of a pooling `x [n, c, h, w] -> y [n, c, oh, ow]`.
+/// All sizes of a pooling `x [n, c, h, w] -> y [n, c, oh, ow]`, or `x [n, h, w, c] -> y [n, oh, ow, c]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pool2dDims {
-    /// Batch times channels.
+    /// Batch times channels; channels last, batch.
     pub planes: usize,
+    /// Channels at each place, if they come last; otherwise 1.
+    pub channels: usize,
     /// Input height and width.
     pub input: [usize; 2],
     /// Output height and width.
@@ -63,15 +103,29 @@ pub struct Pool2dDims {
 const MAX_TAPS: usize = 1 << 24;
 
 impl Pool2dDims {
-    /// Sizes for an input of that shape.
+    /// Sizes for an input `[batch, channels, height, width]`.
     ///
     /// # Errors
     /// When the windows do not fit.
     pub fn of(x: &[usize], attrs: &Attrs) -> Result<Self, String> {
-        let &[n, c, h, w] = x else {
-            return Err(format!(
-                "the operand is {x:?}; it takes [batch, channels, height, width]"
-            ));
+        Self::of_layout(ImageLayout::Nchw, x, attrs)
+    }
+
+    /// Sizes for an input of that shape and layout.
+    ///
+    /// # Errors
+    /// When the windows do not fit.
+    pub fn of_layout(layout: ImageLayout, x: &[usize], attrs: &Attrs) -> Result<Self, String> {
+        let (planes, channels, [h, w]) = match (layout, x) {
+            (ImageLayout::Nchw, &[n, c, h, w]) => (n * c, 1, [h, w]),
+            (ImageLayout::Nhwc, &[n, h, w, c]) => (n, c, [h, w]),
+            (layout, _) => {
+                let axes = match layout {
+                    ImageLayout::Nchw => "[batch, channels, height, width]",
+                    ImageLayout::Nhwc => "[batch, height, width, channels]",
+                };
+                return Err(format!("the operand is {x:?}; it takes {axes}"));
+            }
         };
         let (kernel, padding) = (attrs.sizes("kernel")?, attrs.sizes("padding")?);
         let mut stride: [usize; 2] = attrs.sizes("stride")?;
@@ -100,7 +154,8 @@ impl Pool2dDims {
             ));
         }
         Ok(Pool2dDims {
-            planes: n * c,
+            planes,
+            channels,
             input,
             output,
             kernel,
@@ -110,45 +165,62 @@ impl Pool2dDims {
     }
 
     /// Calls `visit(x, y)` with the flat offsets of every element of every window.
-    fn for_each_pair(&self, mut visit: impl FnMut(usize, usize)) {
-        let mut y = 0;
-        for plane in 0..self.planes {
-            for oy in 0..self.output[0] {
-                for ox in 0..self.output[1] {
-                    for ky in 0..self.kernel[0] {
-                        for kx in 0..self.kernel[1] {
-                            let iy = (oy * self.stride[0] + ky).checked_sub(self.padding[0]);
-                            let ix = (ox * self.stride[1] + kx).checked_sub(self.padding[1]);
-                            if let (Some(iy), Some(ix)) = (iy, ix)
-                                && iy < self.input[0]
-                                && ix < self.input[1]
-                            {
-                                visit((plane * self.input[0] + iy) * self.input[1] + ix, y);
-                            }
-                        }
+    pub(super) fn for_each_pair(&self, mut visit: impl FnMut(usize, usize)) {
+        let [h, w] = self.input;
+        for y in 0..self.planes * self.output[0] * self.output[1] * self.channels {
+            let (place, channel) = (y / self.channels, y % self.channels);
+            let (plane, oy) = (
+                place / self.output[1] / self.output[0],
+                place / self.output[1] % self.output[0],
+            );
+            let ox = place % self.output[1];
+            for ky in 0..self.kernel[0] {
+                for kx in 0..self.kernel[1] {
+                    let iy = (oy * self.stride[0] + ky).checked_sub(self.padding[0]);
+                    let ix = (ox * self.stride[1] + kx).checked_sub(self.padding[1]);
+                    if let (Some(iy), Some(ix)) = (iy, ix)
+                        && iy < h
+                        && ix < w
+                    {
+                        visit(((plane * h + iy) * w + ix) * self.channels + channel, y);
                     }
-                    y += 1;
                 }
             }
         }
     }
 }
 
-fn dims(call: &RefCall, x: &[usize]) -> Pool2dDims {
-    match Pool2dDims::of(x, call.attrs) {
+/// The operator for images with channels last, with the same attributes.
+fn same_form<'a>(layout: ImageLayout, op: OpRef) -> ChannelsLast<'a> {
+    match layout {
+        ImageLayout::Nhwc => ChannelsLast::No,
+        ImageLayout::Nchw => ChannelsLast::follows(move |cx| {
+            let (x, attrs) = (cx.nhwc(0), cx.attrs().clone());
+            Ok(Some(vec![(cx.call(op, attrs, vec![x]).into(), ImageLayout::Nhwc)]))
+        }),
+    }
+}
+
+pub(super) fn dims(layout: ImageLayout, call: &RefCall, x: &[usize]) -> Pool2dDims {
+    match Pool2dDims::of_layout(layout, x, call.attrs) {
         Ok(d) => d,
         // `infer` accepted the same call before.
         Err(message) => panic!("{message}"),
     }
 }
 
-fn y_type(x: &TensorType, attrs: &Attrs) -> Result<TensorType, String> {
-    let dims = Pool2dDims::of(&x.shape, attrs)?;
-    let shape = Shape::new(&[x.shape[0], x.shape[1], dims.output[0], dims.output[1]])?;
+pub(super) fn y_type(layout: ImageLayout, x: &TensorType, attrs: &Attrs) -> Result<TensorType, String> {
+    let dims = Pool2dDims::of_layout(layout, &x.shape, attrs)?;
+    let [h, w] = dims.output;
+    let shape = match layout {
+        ImageLayout::Nchw => [x.shape[0], x.shape[1], h, w],
+        ImageLayout::Nhwc => [x.shape[0], h, w, x.shape[3]],
+    };
+    let shape = Shape::new(&shape)?;
     Ok(TensorType::new(x.dtype, shape))
 }
 
-fn cases(sizes: &mut Sizes) -> Vec<([usize; 4], Pool2dOptions)> {
+pub(super) fn cases(sizes: &mut Sizes) -> Vec<([usize; 4], Pool2dOptions)> {
     let (h, w) = (3 + sizes.dim(17), 3 + sizes.dim(17));
     vec![
         ([1, 1, 2, 2], Pool2dOptions::square(2)),
@@ -180,7 +252,14 @@ fn cases(sizes: &mut Sizes) -> Vec<([usize; 4], Pool2dOptions)> {
     ]
 }
 
-fn cost(call: &Call) -> Cost {
+/// The attributes of windows.
+pub(super) fn window_attributes() -> AttrDecls {
+    ["kernel", "stride", "padding"]
+        .map(|name| (name, AttrKind::Ints))
+        .to_vec()
+}
+
+pub(super) fn cost(call: &Call) -> Cost {
     let window: usize = call.attrs.sizes::<2>("kernel").map_or(1, |k| k[0] * k[1]);
     Cost::streaming(call, window as u64)
 }
@@ -207,11 +286,7 @@ impl Operator for MaxPool2d {
     }
 
     fn attributes(&self) -> AttrDecls {
-        vec![
-            ("kernel", AttrKind::Ints),
-            ("stride", AttrKind::Ints),
-            ("padding", AttrKind::Ints),
-        ]
+        window_attributes()
     }
 
     fn ports(&self) -> &'static [&'static str] {
@@ -224,7 +299,7 @@ impl Operator for MaxPool2d {
         if u32::try_from(x.numel()).is_err() {
             return Err(format!("{x} has more elements than u32 offsets can address"));
         }
-        let y = y_type(x, call.attrs)?;
+        let y = y_type(ImageLayout::Nchw, x, call.attrs)?;
         let indices = TensorType::new(DType::U32, y.shape.clone());
         Ok(vec![y, indices])
     }
@@ -242,7 +317,7 @@ impl Operator for MaxPool2d {
     fn semantics(&self) -> Semantics<'_> {
         Semantics::primitive(|call| {
             let x = call.inputs[0];
-            let dims = dims(call, x.shape());
+            let dims = dims(ImageLayout::Nchw, call, x.shape());
             let mut best: Vec<Option<usize>> = vec![None; call.outputs[0].numel()];
             dims.for_each_pair(|i, y| {
                 let better =
@@ -256,6 +331,18 @@ impl Operator for MaxPool2d {
                 index.iter().map(|&i| x.data[i]).collect(),
                 index.iter().map(|&i| i as f64).collect(),
             ]
+        })
+    }
+
+    fn channels_last(&self) -> ChannelsLast<'_> {
+        ChannelsLast::follows(|cx| {
+            // Gradients read the offsets.
+            if cx.is_used(1) {
+                return Ok(None);
+            }
+            let (x, attrs) = (cx.nhwc(0), cx.attrs().clone());
+            let y = cx.call(OpRef::new(&MaxPool2dNhwc), attrs, vec![x]);
+            Ok(Some(vec![(y.into(), ImageLayout::Nhwc)]))
         })
     }
 
@@ -284,16 +371,29 @@ impl Operator for MaxPool2d {
 
 impl Operator for AvgPool2d {
     fn name(&self) -> &'static str {
-        "core.avg_pool2d"
+        match self.0 {
+            ImageLayout::Nchw => "core.avg_pool2d",
+            ImageLayout::Nhwc => "core.avg_pool2d_nhwc",
+        }
     }
 
     fn signature(&self) -> String {
-        "g.avg_pool2d(x, options)".into()
+        match self.0 {
+            ImageLayout::Nchw => "g.avg_pool2d(x, options)".into(),
+            ImageLayout::Nhwc => String::new(),
+        }
     }
 
     fn doc(&self) -> Doc {
         Doc {
-            shapes: "x [batch, channels, height, width] -> [batch, channels, out height, out width], out = (size + 2 padding - kernel) / stride + 1 rounded down; padding at most half of the kernel",
+            shapes: match self.0 {
+                ImageLayout::Nchw => {
+                    "x [batch, channels, height, width] -> [batch, channels, out height, out width], out = (size + 2 padding - kernel) / stride + 1 rounded down; padding at most half of the kernel"
+                }
+                ImageLayout::Nhwc => {
+                    "x [batch, height, width, channels] -> [batch, out height, out width, channels]; sizes as with channels first"
+                }
+            },
             formula: "sum of each window divided by its size, padding counted as zeros",
             source: "average pooling (PyTorch's count_include_pad)",
         }
@@ -304,36 +404,36 @@ impl Operator for AvgPool2d {
     }
 
     fn attributes(&self) -> AttrDecls {
-        vec![
-            ("kernel", AttrKind::Ints),
-            ("stride", AttrKind::Ints),
-            ("padding", AttrKind::Ints),
-        ]
+        window_attributes()
     }
 
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {
         expect_float(call, 0, "the operand")?;
-        Ok(vec![y_type(&call.inputs[0], call.attrs)?])
+        Ok(vec![y_type(self.0, &call.inputs[0], call.attrs)?])
     }
 
     fn gradient(&self) -> Gradient<'_> {
         Gradient::rule(|cx| {
-            let shape = cx.shape(cx.operand(0)).to_vec();
-            let attrs = cx.attrs().clone().with("input_size", [shape[2], shape[3]]);
+            let [_, _, h, w] = self.0.to_nchw(four(cx.shape(cx.operand(0)))?);
+            let attrs = cx.attrs().clone().with("input_size", [h, w]);
             let dy = cx.grad(0);
-            Ok(vec![Some(cx.call(OpRef::new(&AvgPool2dGrad), attrs, vec![dy]).into())])
+            Ok(vec![Some(cx.call(avg_pool2d_grad(self.0), attrs, vec![dy]).into())])
         })
     }
 
     fn semantics(&self) -> Semantics<'_> {
-        Semantics::primitive(|call| {
+        semantics(self.0, OpRef::new(&AVG_POOL2D), |call| {
             let x = call.inputs[0];
-            let dims = dims(call, x.shape());
+            let dims = dims(self.0, call, x.shape());
             let size = (dims.kernel[0] * dims.kernel[1]) as f64;
             let mut out = vec![0.0; call.outputs[0].numel()];
             dims.for_each_pair(|i, y| out[y] += x.data[i] / size);
             vec![out]
         })
+    }
+
+    fn channels_last(&self) -> ChannelsLast<'_> {
+        same_form(self.0, OpRef::new(&AVG_POOL2D_NHWC))
     }
 
     fn cost(&self, call: &Call) -> Cost {
@@ -344,6 +444,7 @@ impl Operator for AvgPool2d {
         cases(sizes)
             .into_iter()
             .map(|(x, options)| {
+                let x = self.0.of_nchw(x);
                 Sample::new(
                     format!("{x:?} {}", options.attrs()),
                     vec![SampleInput::f32(&x)],
@@ -355,23 +456,33 @@ impl Operator for AvgPool2d {
 }
 
 /// Shape of the pooled tensor's operand.
-fn grad_x_shape(call: &Call) -> Result<[usize; 4], String> {
-    let dy = &call.inputs[0];
+fn grad_x_shape(layout: ImageLayout, call: &Call) -> Result<[usize; 4], String> {
+    let [n, c, _, _] = layout.to_nchw(four(&call.inputs[0].shape)?);
     let [h, w] = call.attrs.sizes("input_size")?;
-    match dy.shape[..] {
-        [n, c, _, _] => Ok([n, c, h, w]),
-        _ => Err(format!("the gradient is {dy}; it takes four axes")),
-    }
+    Ok(layout.of_nchw([n, c, h, w]))
+}
+
+/// A shape with the axes of an image.
+fn four(shape: &[usize]) -> Result<[usize; 4], String> {
+    shape
+        .try_into()
+        .map_err(|_| format!("the operand is {shape:?}; it takes the four axes of an image"))
 }
 
 impl Operator for AvgPool2dGrad {
     fn name(&self) -> &'static str {
-        "core.avg_pool2d_grad"
+        match self.0 {
+            ImageLayout::Nchw => "core.avg_pool2d_grad",
+            ImageLayout::Nhwc => "core.avg_pool2d_nhwc_grad",
+        }
     }
 
     fn doc(&self) -> Doc {
         Doc {
-            shapes: "dy [batch, channels, out height, out width] -> [batch, channels, input_size]",
+            shapes: match self.0 {
+                ImageLayout::Nchw => "dy [batch, channels, out height, out width] -> [batch, channels, input_size]",
+                ImageLayout::Nhwc => "dy [batch, out height, out width, channels] -> [batch, input_size, channels]",
+            },
             formula: "dx of avg_pool2d: each window adds dy / size to its elements",
             source: "transpose of average pooling",
         }
@@ -382,19 +493,16 @@ impl Operator for AvgPool2dGrad {
     }
 
     fn attributes(&self) -> AttrDecls {
-        vec![
-            ("kernel", AttrKind::Ints),
-            ("stride", AttrKind::Ints),
-            ("padding", AttrKind::Ints),
-            ("input_size", AttrKind::Ints),
-        ]
+        let mut attributes = window_attributes();
+        attributes.push(("input_size", AttrKind::Ints));
+        attributes
     }
 
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {
         expect_float(call, 0, "the operand")?;
         let dtype = call.inputs[0].dtype;
-        let x = TensorType::new(dtype, Shape::new(&grad_x_shape(call)?)?);
-        let y = y_type(&x, call.attrs)?;
+        let x = TensorType::new(dtype, Shape::new(&grad_x_shape(self.0, call)?)?);
+        let y = y_type(self.0, &x, call.attrs)?;
         if y != call.inputs[0] {
             return Err(format!(
                 "the gradient is {}, but the pooling yields {y}",
@@ -412,18 +520,22 @@ impl Operator for AvgPool2dGrad {
                 .try_fold(Attrs::new(), |a, n| {
                     Ok::<_, String>(a.with(n, cx.attrs().ints(n)?.to_vec()))
                 })?;
-            Ok(vec![Some(cx.call(OpRef::new(&AvgPool2d), attrs, vec![g]).into())])
+            Ok(vec![Some(cx.call(avg_pool2d(self.0), attrs, vec![g]).into())])
         })
     }
 
     fn semantics(&self) -> Semantics<'_> {
-        Semantics::primitive(|call| {
-            let dims = dims(call, &call.outputs[0].shape);
+        semantics(self.0, OpRef::new(&AVG_POOL2D_GRAD), |call| {
+            let dims = dims(self.0, call, &call.outputs[0].shape);
             let size = (dims.kernel[0] * dims.kernel[1]) as f64;
             let mut out = vec![0.0; call.outputs[0].numel()];
             dims.for_each_pair(|i, y| out[i] += call.inputs[0].data[y] / size);
             vec![out]
         })
+    }
+
+    fn channels_last(&self) -> ChannelsLast<'_> {
+        same_form(self.0, OpRef::new(&AVG_POOL2D_NHWC_GRAD))
     }
 
     fn cost(&self, call: &Call) -> Cost {
@@ -435,7 +547,7 @@ impl Operator for AvgPool2dGrad {
             .into_iter()
             .filter_map(|(x, options)| {
                 let dims = Pool2dDims::of(&x, &options.attrs()).ok()?;
-                let dy = [x[0], x[1], dims.output[0], dims.output[1]];
+                let dy = self.0.of_nchw([x[0], x[1], dims.output[0], dims.output[1]]);
                 let attrs = options.attrs().with("input_size", [x[2], x[3]]);
                 Some(Sample::new(
                     format!("{x:?} {}", options.attrs()),
@@ -457,6 +569,6 @@ impl Graph {
     /// Mean of each window of `x [n, c, h, w]`, padding counted as zeros.
     #[track_caller]
     pub fn avg_pool2d(&mut self, x: impl Into<Value>, options: Pool2dOptions) -> NodeId {
-        self.call(OpRef::new(&AvgPool2d), options.attrs(), vec![x.into()])
+        self.call(OpRef::new(&AVG_POOL2D), options.attrs(), vec![x.into()])
     }
 }

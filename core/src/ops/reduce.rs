@@ -1,5 +1,7 @@
 //! Reductions over any axes: sum, max, mean.
 
+use super::channels_last::{ChannelsLast, axis_channels_last};
+use super::conv2d::ImageLayout;
 use super::sample::{Fill, Sample, SampleInput, Sizes};
 use super::{
     Arity, AttrDecls, AttrKind, Call, Cost, Doc, Fusing, GradCx, Gradient, OpRef, Operator, RefCall, Semantics,
@@ -38,6 +40,27 @@ pub(super) fn infer(call: &Call) -> Result<Vec<TensorType>, String> {
         .map(|(i, &d)| if axes.contains(&i) { 1 } else { d })
         .collect();
     Ok(vec![TensorType::new(x.dtype, Shape::new(&dims)?)])
+}
+
+/// A reduction of images that are stored channels last: over the same axes, which have other numbers. Results without the
+/// axes are as they were where the others keep their order.
+pub(super) fn channels_last<'a>(op: OpRef) -> ChannelsLast<'a> {
+    ChannelsLast::follows(move |cx| {
+        let x = &cx.inputs()[0];
+        let axes = x.shape.axes(cx.attrs().ints("axes")?)?;
+        let keeps = cx.attrs().bool("keep_dims")?;
+        // Channels come after places then: of what is left, they may not come before them.
+        let mixes = !(axes.contains(&1) || axes.contains(&2) && axes.contains(&3));
+        if x.shape.rank() != 4 || (!keeps && mixes) {
+            return Ok(None);
+        }
+        let axes = axes.into_iter().map(|axis| axis_channels_last(axis as i64));
+        let axes: Vec<i64> = axes.collect::<Result<_, _>>()?;
+        let operand = cx.nhwc(0);
+        let attrs = Attrs::new().with("axes", axes).with("keep_dims", keeps);
+        let layout = if keeps { ImageLayout::Nhwc } else { ImageLayout::Nchw };
+        Ok(Some(vec![(cx.call(op, attrs, vec![operand]).into(), layout)]))
+    })
 }
 
 /// Folds the operand over the axes of the call, in row-major order.
@@ -167,6 +190,10 @@ impl Operator for Sum {
         Fusing::Reduction
     }
 
+    fn channels_last(&self) -> ChannelsLast<'_> {
+        channels_last(OpRef::new(&Sum))
+    }
+
     fn cost(&self, call: &Call) -> Cost {
         let flops = call.inputs[0].numel() as u64;
         Cost {
@@ -232,6 +259,10 @@ impl Operator for Max {
 
     fn fusing(&self) -> Fusing {
         Fusing::Reduction
+    }
+
+    fn channels_last(&self) -> ChannelsLast<'_> {
+        channels_last(OpRef::new(&Max))
     }
 
     fn cost(&self, call: &Call) -> Cost {
@@ -311,6 +342,10 @@ impl Operator for Mean {
 
     fn fusing(&self) -> Fusing {
         Fusing::Reduction
+    }
+
+    fn channels_last(&self) -> ChannelsLast<'_> {
+        channels_last(OpRef::new(&Mean))
     }
 
     fn cost(&self, call: &Call) -> Cost {

@@ -162,14 +162,42 @@ pub struct BackendListing {
 /// Every registered backend with its devices, after loading those that the configuration names.
 pub fn list(config: &Config) -> Vec<BackendListing> {
     registry::load_backends(config);
-    registry::backends()
+    let mut all: Vec<BackendListing> = registry::backends()
         .into_iter()
         .map(|backend| BackendListing {
             name: backend.info().name,
             devices: backend.devices(config),
             backend,
         })
-        .collect()
+        .collect();
+    note_same_hardware(&mut all);
+    all
+}
+
+/// Says of each device which others are the same hardware, through another backend.
+fn note_same_hardware(listing: &mut [BackendListing]) {
+    let known: Vec<(String, String)> = listing
+        .iter()
+        .flat_map(|entry| {
+            let devices = entry.devices.as_deref().unwrap_or_default().iter();
+            devices.filter_map(|d| Some((selector_of(&entry.name, d), d.hardware.clone()?)))
+        })
+        .collect();
+    for entry in listing {
+        for device in entry.devices.as_deref_mut().unwrap_or_default() {
+            let own = selector_of(&entry.name, device);
+            let Some(hardware) = &device.hardware else { continue };
+            let same = known.iter().filter(|(other, id)| *other != own && id == hardware);
+            let same: Vec<&str> = same.map(|(other, _)| other.as_str()).collect();
+            if !same.is_empty() {
+                let text = format!("the same hardware as {}", same.join(" and "));
+                device.note = Some(match device.note.take() {
+                    Some(note) => format!("{note}; {text}"),
+                    None => text,
+                });
+            }
+        }
+    }
 }
 
 /// The exact string that selects a device.
@@ -296,7 +324,7 @@ pub fn select(api: Option<&str>, config: &Config) -> Result<Selected> {
 fn choose(text: &str, source: SelectorSource, config: &Config) -> Result<Selected> {
     let listing = list(config);
     let chosen = Selector::parse(text)
-        .and_then(|s| resolve(&s, &listing))
+        .and_then(|s| resolve(&s, &listing, config))
         .map_err(|reason| Error::DeviceSelection {
             selector: text.to_owned(),
             source_name: source.to_string(),
@@ -367,10 +395,41 @@ fn best<'a>(candidates: impl Iterator<Item = Candidate<'a>>, allow_software: boo
     best.map(|(candidate, _)| candidate)
 }
 
-fn resolve<'a>(selector: &Selector, listing: &'a [BackendListing]) -> Result<Candidate<'a>, String> {
+/// The automatic choice among all backends that reach the hardware of a candidate: the most preferred one that passes its own test.
+fn preferred<'a>(candidate: Candidate<'a>, listing: &'a [BackendListing], config: &Config) -> Candidate<'a> {
+    let Some(hardware) = &candidate.1.hardware else {
+        return candidate;
+    };
+    let mut same: Vec<Candidate> = usable(listing)
+        .filter(|(_, d)| d.hardware.as_ref() == Some(hardware))
+        .collect();
+    same.sort_by_key(|(entry, _)| std::cmp::Reverse(entry.backend.preference()));
+    let least = same.iter().map(|(entry, _)| entry.backend.preference()).min();
+    for (entry, device) in same {
+        if Some(entry.backend.preference()) == least {
+            break;
+        }
+        match entry.backend.self_test(device.index, config) {
+            Ok(()) => return (entry, device),
+            Err(error) => log::warn!(
+                "{} is not chosen for {}, because it fails its test: {error}",
+                selector_of(&entry.name, device),
+                device.name
+            ),
+        }
+    }
+    // The one that needs no test.
+    let own = usable(listing)
+        .find(|(entry, d)| Some(entry.backend.preference()) == least && d.hardware.as_ref() == Some(hardware));
+    own.unwrap_or(candidate)
+}
+
+fn resolve<'a>(selector: &Selector, listing: &'a [BackendListing], config: &Config) -> Result<Candidate<'a>, String> {
     match selector {
         Selector::Auto => {
-            best(usable(warn_of_failures(listing)), false).ok_or_else(|| "there is no usable device".to_owned())
+            let best = best(usable(warn_of_failures(listing)), false);
+            let best = best.ok_or_else(|| "there is no usable device".to_owned())?;
+            Ok(preferred(best, listing, config))
         }
         Selector::NumericId(id) => {
             let all = listing

@@ -54,7 +54,7 @@ fn listing() -> Vec<BackendListing> {
 
 fn chosen(text: &str) -> Result<String, String> {
     let listing = listing();
-    let (entry, d) = resolve(&Selector::parse(text)?, &listing)?;
+    let (entry, d) = resolve(&Selector::parse(text)?, &listing, &Config::default())?;
     Ok(selector_of(&entry.name, d))
 }
 
@@ -109,9 +109,12 @@ fn automatic_choice_never_takes_a_software_device() {
     if let Ok(devices) = &mut listing[0].devices {
         devices.truncate(1);
     }
-    assert!(resolve(&Selector::Auto, &listing).is_err());
+    assert!(resolve(&Selector::Auto, &listing, &Config::default()).is_err());
     let bare = Selector::parse("vk").expect("valid");
-    assert!(resolve(&bare, &listing).is_ok(), "a bare backend accepts it");
+    assert!(
+        resolve(&bare, &listing, &Config::default()).is_ok(),
+        "a bare backend accepts it"
+    );
 }
 
 #[test]
@@ -134,7 +137,7 @@ fn a_backend_without_devices_says_why() {
         backend: Arc::new(fake),
     }];
     assert!(format_listing(&listing).contains("no devices found: its driver is missing"));
-    let error = resolve(&Selector::parse("vk").expect("valid"), &listing).map(|_| ());
+    let error = resolve(&Selector::parse("vk").expect("valid"), &listing, &Config::default()).map(|_| ());
     assert!(error.is_err_and(|e| e.contains("no usable device: its driver is missing")));
 }
 
@@ -150,4 +153,66 @@ fn the_listing_has_the_strings_to_paste() {
     ] {
         assert!(text.contains(part), "{part} in\n{text}");
     }
+}
+
+/// A backend for the same card as another, which is preferred and may fail its test.
+struct Preferred(Vec<DeviceInfo>, bool);
+
+impl Backend for Preferred {
+    fn info(&self) -> crate::backend::BackendInfo {
+        Fake("own", Vec::new()).info()
+    }
+    fn devices(&self, _: &Config) -> Result<Vec<DeviceInfo>> {
+        Ok(self.0.clone())
+    }
+    fn open(&self, _: usize, _: &Config) -> Result<Arc<dyn Device>> {
+        Err(Error::backend("own", "a fake"))
+    }
+    fn preference(&self) -> u32 {
+        1
+    }
+    fn self_test(&self, _: usize, _: &Config) -> Result<()> {
+        match self.1 {
+            true => Ok(()),
+            false => Err(Error::backend("own", "wrong sums")),
+        }
+    }
+}
+
+#[test]
+fn of_two_backends_for_one_card_the_preferred_one_is_chosen_if_it_passes_its_test() {
+    let card = |name: &str, hardware: &str, memory: u64| DeviceInfo {
+        hardware: Some(hardware.into()),
+        memory_bytes: Some(memory),
+        ..DeviceInfo::new(0, name, DeviceKind::DiscreteGpu)
+    };
+    let choose = |passes: bool, same: bool| {
+        let mut other = listing();
+        if let Ok(devices) = &mut other[1].devices {
+            devices[2].hardware = Some("ab".into());
+            devices[2].memory_bytes = Some(100);
+        }
+        let own = Preferred(vec![card("Big", if same { "ab" } else { "cd" }, 90)], passes);
+        other.push(BackendListing {
+            name: "own".into(),
+            devices: own.devices(&Config::default()),
+            backend: Arc::new(own),
+        });
+        note_same_hardware(&mut other);
+        let (entry, d) = resolve(&Selector::Auto, &other, &Config::default()).expect("a device");
+        (selector_of(&entry.name, d), d.note.clone())
+    };
+    assert_eq!(
+        choose(true, true),
+        ("own:0".into(), Some("the same hardware as vk:2".into()))
+    );
+    assert_eq!(
+        choose(false, true),
+        ("vk:2".into(), Some("the same hardware as own:0".into()))
+    );
+    assert_eq!(
+        choose(true, false),
+        ("vk:2".into(), None),
+        "another card, with less memory"
+    );
 }

@@ -96,9 +96,13 @@ impl Session {
         self.executable.in_flight() >= MAX_IN_FLIGHT
     }
 
+    /// Notes a submission, of a step or of a part of one that is not counted yet.
+    pub(super) fn note_submission(&mut self) {
+        self.in_flight.push(self.counted(), self.executable.in_flight());
+    }
+
     /// Counts a step that was submitted.
     pub(super) fn count_step(&mut self) {
-        self.in_flight.push(self.counted(), self.executable.in_flight());
         self.steps += 1;
         if let Some(active) = self.optimizer.as_mut().filter(|active| !active.paused) {
             active.advance();

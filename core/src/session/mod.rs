@@ -6,6 +6,8 @@
 mod arrays;
 mod counters;
 mod debug;
+mod device_tensor;
+mod distributed;
 mod levels;
 mod loss_scale;
 mod optimizer;
@@ -13,6 +15,7 @@ mod prepare;
 mod profile;
 mod progress;
 mod read;
+mod sharding;
 mod statistics;
 mod summary;
 mod tensors;
@@ -23,9 +26,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 pub use debug::{Defect, NonFinite};
+pub use device_tensor::DeviceTensor;
 pub use levels::Stage;
 pub use profile::{TimingRow, Timings};
 pub use progress::Progress;
+pub use sharding::ShardedState;
 pub use statistics::ResultStatistics;
 pub use summary::MemorySummary;
 pub use weights::{LoadOptions, LoadReport, Rename, Weight, Weights};
@@ -44,6 +49,7 @@ use crate::profiler::DeviceTrack;
 use crate::select;
 use crate::storage::scalar_bytes;
 use counters::Unsettled;
+use distributed::Distributed;
 use optimizer::ActiveOptimizer;
 pub(crate) use prepare::check_kernels;
 use prepare::prepare;
@@ -74,6 +80,8 @@ pub struct Session {
     passes: Vec<PassTiming>,
     /// Where passes go in the trace of the program, if there is one.
     track: Option<DeviceTrack>,
+    /// The other ranks, if there are such.
+    distributed: Option<Distributed>,
 }
 
 impl Session {
@@ -134,6 +142,7 @@ impl Session {
             parameters_set: false,
             passes: Vec::new(),
             track: None,
+            distributed: None,
         })
     }
 
@@ -388,20 +397,41 @@ impl Session {
         self.tensors.check_inputs_set(segments)?;
         self.check_parameters_set()?;
         self.gather_scalars()?;
+        let before_update = segments.iter().position(|&s| self.is_update(s));
+        match before_update {
+            // The update needs the gradients of all ranks.
+            Some(at) if self.distributed.is_some() => {
+                self.run_and_reduce(&segments[..at])?;
+                self.run_segments(&segments[at..])?;
+                self.restore_inputs()?;
+                self.share_parameters()?;
+            }
+            _ => self.run_segments(segments)?,
+        }
+        self.count_step();
+        if let (true, Some(ticket)) = (self.has_too_many_in_flight(), self.last_ticket) {
+            self.executable.wait(ticket)?;
+        }
+        self.collect_passes();
+        Ok(())
+    }
+
+    /// Submits segments, with the scalars that were gathered. They count as made by the counters as they are.
+    fn run_segments(&mut self, segments: &[usize]) -> Result<()> {
         let submit = tracing::debug_span!("submit", submission = tracing::field::Empty).entered();
         let ticket = self.executable.run(&StepArgs {
             segments,
             scalars: &self.scalars,
         })?;
         submit.record("submission", ticket.0);
-        drop(submit);
         self.last_ticket = Some(ticket);
-        self.count_step();
-        if self.has_too_many_in_flight() {
-            self.executable.wait(ticket)?;
-        }
-        self.collect_passes();
+        self.note_submission();
         Ok(())
+    }
+
+    /// Whether a segment is one that the update begins with.
+    fn is_update(&self, segment: usize) -> bool {
+        matches!(self.plan.segments[segment].name.as_str(), LOSS_SCALE | UPDATE)
     }
 
     /// A training step from parameters that are all zero would mostly stay there, without a word.

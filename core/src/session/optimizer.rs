@@ -6,9 +6,10 @@ use super::prepare::prepare;
 use super::tensors::Tensors;
 use crate::backend::Executable;
 use crate::error::{Error, Result, TensorKind, unwrap_report};
+use crate::plan::ExecutionPlan;
 use crate::plan::optimizer::{
     ACCUMULATION_KEEP, ACCUMULATION_SCALE, Adam, CLIP_LIMIT, GradientClip, Optimizer, Sgd, Update, attach,
-    split_scalar_name,
+    attach_share, split_scalar_name,
 };
 
 /// The update in force.
@@ -213,9 +214,9 @@ impl Session {
 
     /// Compiles the plan anew with this update, carrying parameters, states and inputs over, and moments if
     /// they are to be kept.
-    fn rebuild_with(&mut self, update: &Update, keep_moments: bool) -> Result<()> {
+    pub(super) fn rebuild_with(&mut self, update: &Update, keep_moments: bool) -> Result<()> {
         let mut plan = self.plan.clone();
-        attach(&mut plan, update, &*self.device)?;
+        self.attach_to(&mut plan, update)?;
         let mut executable = prepare(&*self.device, &plan, &self.debug)?;
         let named = plan.param_buffers.iter().chain(&plan.input_buffers).map(|(_, b)| *b);
         let states = plan.state_buffers.iter().filter(|s| !s.optimizer).map(|s| s.buffer);
@@ -246,6 +247,24 @@ impl Session {
         self.plan = plan;
         self.measure_anew();
         self.tensors.renew(&self.plan);
-        Ok(())
+        self.renew_buckets()
+    }
+
+    /// Adds the update to a plan: of all trained parameters, or of those that this rank owns.
+    fn attach_to(&self, plan: &mut ExecutionPlan, update: &Update) -> Result<()> {
+        let sharded = self
+            .distributed
+            .as_ref()
+            .and_then(|d| Some((d.owners.as_ref()?, d.communicator.rank())));
+        let Some((owners, rank)) = sharded else {
+            return attach(plan, update, &*self.device);
+        };
+        let is_own = |parameter| owners.owner(parameter) == Some(rank);
+        attach_share(plan, update, &*self.device, Some(&is_own))
+    }
+
+    /// The update in force.
+    pub(super) fn update(&self) -> Option<&Update> {
+        self.optimizer.as_ref().map(|active| &active.update)
     }
 }

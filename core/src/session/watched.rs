@@ -1,6 +1,6 @@
 //! What a session knows of segments that run once for many steps: whether their results are still right.
 
-use crate::backend::{Executable, PassTiming, StepArgs, StepStats, Ticket};
+use crate::backend::{DeviceBuffer, Executable, PassTiming, StepArgs, StepStats, Ticket};
 use crate::error::Result;
 use crate::plan::{BufferRef, ExecutionPlan, Part};
 
@@ -80,6 +80,10 @@ impl Executable for Watched {
 
     fn read_part(&mut self, buffer: BufferRef, part: &Part, bytes: &mut [u8]) -> Result<()> {
         self.inner.read_part(buffer, part, bytes)
+    }
+
+    fn device_buffer(&mut self, buffer: BufferRef) -> Result<Option<DeviceBuffer>> {
+        self.inner.device_buffer(buffer)
     }
 
     fn run(&mut self, args: &StepArgs) -> Result<Ticket> {

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-use std::fs;
 use std::path::Path;
 
 use safetensors::SafeTensors;
@@ -11,7 +10,7 @@ use safetensors::tensor::{Dtype, TensorView as FileView};
 use super::Session;
 use crate::dtype::DType;
 use crate::error::{Error, Result, TensorKind, unwrap_report};
-use crate::files::write_atomically;
+use crate::files::{read_within_memory, write_atomically};
 use crate::shape::{Shape, TensorType};
 use crate::storage::{decode, scalar_bytes};
 
@@ -148,7 +147,7 @@ impl Weights {
     /// [`Error::File`] for a file that cannot be read, is damaged, or has a tensor of another type.
     pub fn read(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let bytes = fs::read(path)
+        let bytes = read_within_memory(path)
             .map_err(|e| Error::file(path, format!("cannot be read: {e}"), "name a .safetensors file"))?;
         Weights::parse(path, &bytes)
     }

@@ -4,6 +4,7 @@ mod attention;
 mod attributes;
 #[path = "../common/mod.rs"]
 mod common;
+mod communicators;
 mod compositions;
 mod decompositions;
 mod gradients;

@@ -136,6 +136,42 @@ fn grus_that_do_not_fit() {
 }
 
 #[test]
+fn rnns_that_do_not_fit() {
+    let attrs = Attrs::new().with("relu", false).with("reverse", false);
+    let good: [(DType, &[usize]); 3] = [(F, &[5, 2, 3]), (F, &[3, 3]), (F, &[2, 3])];
+    rejected(
+        "core.rnn",
+        &attrs,
+        &good,
+        &[
+            (0, (F, &[5, 3]), "[steps, batch, 1 * hidden]"),
+            (0, (F, &[0, 2, 3]), "at least one step"),
+            (0, (DType::I32, &[5, 2, 3]), "must be floating point"),
+            (1, (F, &[3, 4]), "[3, 3]"),
+            (1, (DType::F16, &[3, 3]), "recurrent weight"),
+            (2, (F, &[3, 3]), "initial hidden state"),
+            (3, (F, &[2]), "lengths must be u32 or i32"),
+            (3, (DType::U32, &[5]), "one for each sequence of the batch"),
+        ],
+    );
+    let message = rejection("core.rnn", &good, Attrs::new().with("reverse", false));
+    assert!(message.contains("relu"), "{message}");
+    let good: [(DType, &[usize]); 3] = [(F, &[3, 3]), (F, &[5, 2, 3]), (F, &[5, 2, 3])];
+    rejected(
+        "core.rnn_grad",
+        &attrs,
+        &good,
+        &[
+            (0, (F, &[4, 3]), "[3, 3]"),
+            (1, (DType::F16, &[5, 2, 3]), "hidden state after each step"),
+            (2, (F, &[4, 2, 3]), "gradient of the hidden states"),
+            (3, (F, &[2]), "lengths must be u32 or i32"),
+            (3, (DType::I32, &[3]), "one for each sequence of the batch"),
+        ],
+    );
+}
+
+#[test]
 fn long_sequences_are_not_expanded() {
     let lstm = registry::ops()
         .into_iter()

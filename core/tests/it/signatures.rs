@@ -7,12 +7,17 @@ use meganeura_core::ops::document;
 use meganeura_core::registry;
 
 /// Operators that only rules, derivatives and optimizers make.
-const WITHOUT: [&str; 26] = [
+const WITHOUT: [&str; 33] = [
     "core.add_layer_norm",
     "core.add_rms_norm",
     "core.attention_grad",
     "core.avg_pool2d_grad",
+    "core.avg_pool2d_nhwc",
+    "core.avg_pool2d_nhwc_grad",
     "core.batch_norm_grad",
+    "core.conv2d_nhwc",
+    "core.conv2d_nhwc_input_grad",
+    "core.conv2d_nhwc_weight_grad",
     "core.cross_entropy_grad",
     "core.cross_entropy_ids_grad",
     "core.fused",
@@ -24,11 +29,13 @@ const WITHOUT: [&str; 26] = [
     "core.layer_norm_grad_add",
     "core.lstm_grad",
     "core.max_pool2d_grad",
+    "core.max_pool2d_nhwc",
     "core.quantized_matmul_add",
     "core.rms_norm_grad",
     "core.rms_norm_grad_add",
     "core.rms_norm_matmul",
     "core.rms_norm_quantized_matmul",
+    "core.rnn_grad",
     "core.rope_cache_write",
     "core.swiglu_concat_grad",
     "core.swiglu_grad",

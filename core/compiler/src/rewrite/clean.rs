@@ -17,6 +17,12 @@ enum Key {
 /// Rebuilds the graph from its roots, one node for each distinct computation. Leaves stay even when
 /// unused: they are what the user feeds by name.
 pub(crate) fn clean(graph: &Graph) -> Result<(Graph, usize, usize)> {
+    let (cleaned, merged, removed, _) = clean_with_places(graph)?;
+    Ok((cleaned, merged, removed))
+}
+
+/// [`clean`], with what became of each node; nothing, of those that were removed.
+pub(crate) fn clean_with_places(graph: &Graph) -> Result<(Graph, usize, usize, Vec<Option<NodeId>>)> {
     let order = graph.topological_order()?;
     let mut live = vec![false; graph.nodes().len()];
     for root in graph.roots() {
@@ -77,5 +83,10 @@ pub(crate) fn clean(graph: &Graph) -> Result<(Graph, usize, usize)> {
         node: map[v.node.index()],
         port: v.port,
     });
-    Ok((out, merged, removed))
+    let places = map
+        .into_iter()
+        .zip(live)
+        .map(|(place, live)| live.then_some(place))
+        .collect();
+    Ok((out, merged, removed, places))
 }

@@ -51,7 +51,9 @@ pub struct OptimizeReport {
     pub cost_before_ps: u64,
     /// The same after rewriting.
     pub cost_after_ps: u64,
-    /// The same after clustering.
+    /// Whether convolutions and what is between them are computed from images that are stored channels last.
+    pub images_channels_last: bool,
+    /// The estimated time after the choice of the images' layout, and clustering.
     pub clustered_cost_ps: u64,
     /// Clusters of elementwise calls that were fused, with their neighbours.
     pub clusters: Vec<Cluster>,
@@ -80,6 +82,14 @@ impl OptimizeReport {
         for fusion in self.fusions.iter_mut().filter(|f| f.before_autodiff) {
             fusion.node = places.get(fusion.node_name.as_str()).copied();
         }
+    }
+
+    /// Gives fusions their places after a pass that made other nodes of theirs.
+    pub(crate) fn move_fusions(&mut self, moved: &HashMap<NodeId, NodeId>) {
+        for fusion in &mut self.fusions {
+            fusion.node = fusion.node.and_then(|node| moved.get(&node).copied());
+        }
+        self.fusions_applied = places(&self.fusions);
     }
 
     /// Adds what was joined before rewriting, with its places in the final graph.
@@ -118,6 +128,7 @@ impl OptimizeReport {
         self.cost_before_ps = later.cost_before_ps;
         self.cost_after_ps = later.cost_after_ps;
         self.clustered_cost_ps = later.clustered_cost_ps;
+        self.images_channels_last = later.images_channels_last;
         self.clusters = later.clusters;
         self.cluster_time += later.cluster_time;
         self.greedy_cost_ps = later.greedy_cost_ps;
@@ -154,6 +165,9 @@ impl fmt::Display for OptimizeReport {
             self.nodes_before.saturating_sub(self.nodes_after)
         )?;
         writeln!(f, "Fusions: {}", shortened(&self.fusions_applied))?;
+        if self.images_channels_last {
+            writeln!(f, "Images: channels last (NHWC)")?;
+        }
         writeln!(f, "Extract time: {:.1}ms", ms(self.extract_time))?;
         let us = |ps: u64| ps as f64 * 1e-6;
         let (before, after) = (us(self.cost_before_ps), us(self.cost_after_ps));

@@ -54,13 +54,23 @@ impl AttentionDims {
         let [q, k, v, ..] = call.inputs else {
             return Err("takes queries, keys and values".into());
         };
+        let dims = AttentionDims {
+            causal,
+            ..AttentionDims::attributes_of(call)?
+        };
+        dims.check_attributes()?;
+        dims.with_shapes(q, k, v)
+    }
+
+    /// What the attributes of a causal call say, without sizes; operands have to be of one type.
+    pub(super) fn attributes_of(call: &Call) -> Result<Self, String> {
         expect_same_dtype(call)?;
         expect_float(call, 0, "the operands")?;
         let dims = AttentionDims {
             heads: call.attrs.size("num_heads")?,
             kv_heads: call.attrs.size("num_kv_heads")?,
             head_dim: call.attrs.size("head_dim")?,
-            causal,
+            causal: true,
             window: call.attrs.size("window")?,
             scale: call.attrs.float("scale")?,
             batch: 0,
@@ -68,7 +78,7 @@ impl AttentionDims {
             rows_k: 0,
         };
         dims.check_attributes()?;
-        dims.with_shapes(q, k, v)
+        Ok(dims)
     }
 
     fn check_attributes(&self) -> Result<(), String> {
@@ -205,7 +215,12 @@ impl AttentionDims {
 }
 
 /// Leading axes and rows of an operand whose last axis must hold so many heads.
-fn operand<'a>(what: &str, ty: &'a TensorType, heads: usize, head_dim: usize) -> Result<(&'a [usize], usize), String> {
+pub(super) fn operand<'a>(
+    what: &str,
+    ty: &'a TensorType,
+    heads: usize,
+    head_dim: usize,
+) -> Result<(&'a [usize], usize), String> {
     let rank = ty.shape.rank();
     if rank < 2 {
         return Err(format!(

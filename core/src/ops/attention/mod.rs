@@ -4,10 +4,13 @@ mod cached;
 mod dims;
 mod grad;
 mod masked;
+mod paged;
 
 pub(super) use cached::CachedAttention;
 pub use dims::AttentionDims;
 pub(super) use grad::AttentionGrad;
+pub(super) use paged::PagedAttention;
+pub use paged::PagedDims;
 
 use super::sample::{Sample, SampleInput, Sizes};
 use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Expansion, Gradient, OpRef, Operator, Semantics};
@@ -338,6 +341,7 @@ impl Graph {
     /// | [`sliding_window_attention`](Graph::sliding_window_attention) | the last `window` of those | `core.attention` |
     /// | [`cached_attention`](Graph::cached_attention) | the rows of a cache up to its position, which each step is given | `core.cached_attention` |
     /// | [`cached_attention_with`](Graph::cached_attention_with) | the same, with a window or another scale | `core.cached_attention` |
+    /// | [`paged_attention`](Graph::paged_attention) | tokens of several sequences, each to the blocks of its own cache | `core.paged_attention` |
     /// | [`masked_attention`](Graph::masked_attention) | those that a mask shows, which is an operand | matmuls and a softmax |
     ///
     /// Rejected: heads that do not divide, widths other than heads times `head_dim`, no keys, causal attention

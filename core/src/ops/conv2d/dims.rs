@@ -56,9 +56,121 @@ impl Conv2dOptions {
     }
 }
 
-/// All sizes of a convolution `x [n, c, h, w] * w [o, c / groups, kh, kw] -> y [n, o, oh, ow]`.
+/// The order of the axes of images, and of the weights that go with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ImageLayout {
+    /// Images `[batch, channels, height, width]` and weights `[out channels, channels / groups, kernel height, kernel width]`:
+    /// the order of builder methods.
+    Nchw,
+    /// Channels last: images `[batch, height, width, channels]` and weights `[kernel height, kernel width, channels / groups,
+    /// out channels]` (HWIO).
+    Nhwc,
+}
+
+impl ImageLayout {
+    /// The sizes of an image in the order `[batch, channels, height, width]`.
+    pub(in crate::ops) fn to_nchw(self, [a, b, c, d]: [usize; 4]) -> [usize; 4] {
+        match self {
+            ImageLayout::Nchw => [a, b, c, d],
+            ImageLayout::Nhwc => [a, d, b, c],
+        }
+    }
+
+    /// The order of this layout, of what is in the order `[batch, channels, height, width]`.
+    pub(in crate::ops) fn of_nchw(self, [n, c, h, w]: [usize; 4]) -> [usize; 4] {
+        match self {
+            ImageLayout::Nchw => [n, c, h, w],
+            ImageLayout::Nhwc => [n, h, w, c],
+        }
+    }
+
+    /// The sizes of weights in the order `[out channels, channels / groups, kernel height, kernel width]`.
+    fn to_oihw(self, [a, b, c, d]: [usize; 4]) -> [usize; 4] {
+        match self {
+            ImageLayout::Nchw => [a, b, c, d],
+            ImageLayout::Nhwc => [d, c, a, b],
+        }
+    }
+
+    /// The order of this layout, of weights in that order.
+    pub(in crate::ops) fn of_oihw(self, [o, i, h, w]: [usize; 4]) -> [usize; 4] {
+        match self {
+            ImageLayout::Nchw => [o, i, h, w],
+            ImageLayout::Nhwc => [h, w, i, o],
+        }
+    }
+
+    /// The flat offset of a weight, of so many elements along each of the axes in that order.
+    fn weight_offset(self, sizes: [usize; 4], at: [usize; 4]) -> usize {
+        let sizes = self.of_oihw(sizes);
+        self.of_oihw(at)
+            .into_iter()
+            .zip(sizes)
+            .fold(0, |offset, (index, size)| offset * size + index)
+    }
+
+    /// The flat offset of an element of an image of `[_, c, h, w]` elements.
+    fn offset(self, [c, h, w]: [usize; 3], [n, channel, row, column]: [usize; 4]) -> usize {
+        match self {
+            ImageLayout::Nchw => ((n * c + channel) * h + row) * w + column,
+            ImageLayout::Nhwc => ((n * h + row) * w + column) * c + channel,
+        }
+    }
+
+    /// Sizes of a call of `core.conv2d` or, channels last, `core.conv2d_nhwc`.
+    ///
+    /// # Errors
+    /// When the operands do not fit, in the operator's words; also for the two below.
+    pub fn conv2d(self, call: &Call) -> Result<Conv2dDims, String> {
+        let options = Conv2dOptions::of(call.attrs)?;
+        Conv2dDims::forward(self, &call.inputs[0].shape, &call.inputs[1].shape, options)
+    }
+
+    /// Sizes of a call of the gradient by the input (`dy`, `w`).
+    ///
+    /// # Errors
+    /// See [`ImageLayout::conv2d`].
+    pub fn conv2d_input_grad(self, call: &Call) -> Result<Conv2dDims, String> {
+        let (dy, w) = (&call.inputs[0].shape, &call.inputs[1].shape);
+        let [h, width] = call.attrs.sizes("input_size")?;
+        let options = Conv2dOptions::of(call.attrs)?;
+        let (Some(&n), Ok(w_sizes)) = (dy.first(), <[usize; 4]>::try_from(&w[..])) else {
+            return Err(format!("the operands are {dy} and {w}; it takes four axes each"));
+        };
+        let [_, cg, _, _] = self.to_oihw(w_sizes);
+        let c = cg.checked_mul(options.groups as usize).ok_or_else(|| {
+            format!(
+                "{} groups of the kernel {w} have more channels than can be counted",
+                options.groups
+            )
+        })?;
+        let dims = Conv2dDims::forward(self, &self.of_nchw([n, c, h, width]), w, options)?;
+        dims.check_output(dy)
+    }
+
+    /// Sizes of a call of the gradient by the weights (`x`, `dy`).
+    ///
+    /// # Errors
+    /// See [`ImageLayout::conv2d`].
+    pub fn conv2d_weight_grad(self, call: &Call) -> Result<Conv2dDims, String> {
+        let (x, dy) = (&call.inputs[0].shape, &call.inputs[1].shape);
+        let [kh, kw] = call.attrs.sizes("kernel_size")?;
+        let options = Conv2dOptions::of(call.attrs)?;
+        let (Ok(x_sizes), Ok(dy_sizes)) = (<[usize; 4]>::try_from(&x[..]), <[usize; 4]>::try_from(&dy[..])) else {
+            return Err(format!("the operands are {x} and {dy}; it takes four axes each"));
+        };
+        let ([_, c, _, _], [_, o, _, _]) = (self.to_nchw(x_sizes), self.to_nchw(dy_sizes));
+        let w = self.of_oihw([o, c / (options.groups as usize), kh, kw]);
+        let dims = Conv2dDims::forward(self, x, &w, options)?;
+        dims.check_output(dy)
+    }
+}
+
+/// All sizes of a convolution `x [n, c, h, w] * w [o, c / groups, kh, kw] -> y [n, o, oh, ow]`, whatever its layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Conv2dDims {
+    /// The order of the axes in memory.
+    pub layout: ImageLayout,
     /// Batch.
     pub n: usize,
     /// Input channels.
@@ -83,12 +195,28 @@ pub struct Conv2dDims {
 
 impl Conv2dDims {
     /// Derives and checks all sizes from the shapes of `x` and `w`.
-    pub(in crate::ops) fn forward(x: &[usize], w: &[usize], options: Conv2dOptions) -> Result<Self, String> {
-        let (&[n, c, h, width], &[o, cg, kh, kw]) = (x, w) else {
+    pub(in crate::ops) fn forward(
+        layout: ImageLayout,
+        x: &[usize],
+        w: &[usize],
+        options: Conv2dOptions,
+    ) -> Result<Self, String> {
+        let (Ok(x_sizes), Ok(w_sizes)) = (<[usize; 4]>::try_from(x), <[usize; 4]>::try_from(w)) else {
+            let (images, weights) = match layout {
+                ImageLayout::Nchw => (
+                    "[batch, channels, height, width]",
+                    "[out channels, channels / groups, kernel height, kernel width]",
+                ),
+                ImageLayout::Nhwc => (
+                    "[batch, height, width, channels]",
+                    "[kernel height, kernel width, channels / groups, out channels]",
+                ),
+            };
             return Err(format!(
-                "the operands are {x:?} and {w:?}; it takes [batch, channels, height, width] and [out channels, channels / groups, kernel height, kernel width]"
+                "the operands are {x:?} and {w:?}; it takes {images} and {weights}"
             ));
         };
+        let ([n, c, h, width], [o, cg, kh, kw]) = (layout.to_nchw(x_sizes), layout.to_oihw(w_sizes));
         let groups = options.groups as usize;
         if c % groups != 0 || o % groups != 0 {
             return Err(format!(
@@ -103,6 +231,7 @@ impl Conv2dDims {
         }
         let wide = |v: [u32; 2]| v.map(|v| v as usize);
         let mut dims = Conv2dDims {
+            layout,
             n,
             c,
             o,
@@ -132,11 +261,7 @@ impl Conv2dDims {
     /// # Errors
     /// When the operands do not fit, in the operator's words; also for the two below.
     pub fn of_conv2d(call: &Call) -> Result<Self, String> {
-        Self::forward(
-            &call.inputs[0].shape,
-            &call.inputs[1].shape,
-            Conv2dOptions::of(call.attrs)?,
-        )
+        ImageLayout::Nchw.conv2d(call)
     }
 
     /// Sizes of a `core.conv2d_input_grad` call (`dy`, `w`).
@@ -144,20 +269,7 @@ impl Conv2dDims {
     /// # Errors
     /// See [`Conv2dDims::of_conv2d`].
     pub fn of_input_grad(call: &Call) -> Result<Self, String> {
-        let (dy, w) = (&call.inputs[0].shape, &call.inputs[1].shape);
-        let [h, width] = call.attrs.sizes("input_size")?;
-        let options = Conv2dOptions::of(call.attrs)?;
-        let (Some(&n), Some(&cg)) = (dy.first(), w.get(1)) else {
-            return Err(format!("the operands are {dy} and {w}; it takes four axes each"));
-        };
-        let c = cg.checked_mul(options.groups as usize).ok_or_else(|| {
-            format!(
-                "{} groups of the kernel {w} have more channels than can be counted",
-                options.groups
-            )
-        })?;
-        let dims = Self::forward(&[n, c, h, width], w, options)?;
-        dims.check_output(dy)
+        ImageLayout::Nchw.conv2d_input_grad(call)
     }
 
     /// Sizes of a `core.conv2d_weight_grad` call (`x`, `dy`).
@@ -165,14 +277,7 @@ impl Conv2dDims {
     /// # Errors
     /// See [`Conv2dDims::of_conv2d`].
     pub fn of_weight_grad(call: &Call) -> Result<Self, String> {
-        let (x, dy) = (&call.inputs[0].shape, &call.inputs[1].shape);
-        let [kh, kw] = call.attrs.sizes("kernel_size")?;
-        let options = Conv2dOptions::of(call.attrs)?;
-        let (Some(&c), Some(&o)) = (x.get(1), dy.get(1)) else {
-            return Err(format!("the operands are {x} and {dy}; it takes four axes each"));
-        };
-        let dims = Self::forward(x, &[o, c / (options.groups as usize), kh, kw], options)?;
-        dims.check_output(dy)
+        ImageLayout::Nchw.conv2d_weight_grad(call)
     }
 
     pub(super) fn check_output(self, dy: &Shape) -> Result<Self, String> {
@@ -185,17 +290,18 @@ impl Conv2dDims {
 
     /// Shape of `x`.
     pub fn x_shape(&self) -> [usize; 4] {
-        [self.n, self.c, self.input[0], self.input[1]]
+        self.layout.of_nchw([self.n, self.c, self.input[0], self.input[1]])
     }
 
     /// Shape of `w`.
     pub fn w_shape(&self) -> [usize; 4] {
-        [self.o, self.c / self.groups, self.kernel[0], self.kernel[1]]
+        let [kh, kw] = self.kernel;
+        self.layout.of_oihw([self.o, self.c / self.groups, kh, kw])
     }
 
     /// Shape of `y`.
     pub fn y_shape(&self) -> [usize; 4] {
-        [self.n, self.o, self.output[0], self.output[1]]
+        self.layout.of_nchw([self.n, self.o, self.output[0], self.output[1]])
     }
 
     /// Multiplications and additions.
@@ -209,11 +315,12 @@ impl Conv2dDims {
         let (cg, og) = (self.c / self.groups, self.o / self.groups);
         let [ih, iw] = self.input;
         let [kh, kw] = self.kernel;
-        let mut y = 0;
+        let [oh, ow] = self.output;
         for n in 0..self.n {
             for o in 0..self.o {
-                for oy in 0..self.output[0] {
-                    for ox in 0..self.output[1] {
+                for oy in 0..oh {
+                    for ox in 0..ow {
+                        let y = self.layout.offset([self.o, oh, ow], [n, o, oy, ox]);
                         for c in 0..cg {
                             for ky in 0..kh {
                                 for kx in 0..kw {
@@ -226,14 +333,13 @@ impl Conv2dDims {
                                     };
                                     if iy < ih && ix < iw {
                                         let channel = o / og * cg + c;
-                                        let x = ((n * self.c + channel) * ih + iy) * iw + ix;
-                                        let w = ((o * cg + c) * kh + ky) * kw + kx;
+                                        let x = self.layout.offset([self.c, ih, iw], [n, channel, iy, ix]);
+                                        let w = self.layout.weight_offset([self.o, cg, kh, kw], [o, c, ky, kx]);
                                         visit(x, w, y);
                                     }
                                 }
                             }
                         }
-                        y += 1;
                     }
                 }
             }

@@ -1,10 +1,13 @@
-//! Two-dimensional convolution (cross-correlation) and its two derivatives.
+//! Two-dimensional convolution (cross-correlation) and its two derivatives, each for images with channels before places
+//! (NCHW), as builder methods have them, and channels last (NHWC), which the optimizer chooses for devices that are faster then.
 //!
-//! The three operators are closed under differentiation: each is linear in both of its operands, and the
+//! The three operators of a layout are closed under differentiation: each is linear in both of its operands, and the
 //! derivative of one is another of them.
 
+mod channels_last;
 mod dims;
 
+use super::channels_last::{ChannelsLast, TO_HWIO, TO_NCHW, TO_NHWC, TO_OIHW};
 use super::sample::{Sample, SampleInput, Sizes};
 use super::{
     Arity, AttrDecls, AttrKind, Call, Cost, Doc, Fusing, GradCx, Gradient, OpRef, Operator, RefCall, Semantics,
@@ -13,12 +16,40 @@ use super::{
 use crate::NodeId;
 use crate::graph::{Graph, Value};
 use crate::shape::{Shape, TensorType};
-pub use dims::{Conv2dDims, Conv2dOptions};
+pub use dims::{Conv2dDims, Conv2dOptions, ImageLayout};
 pub(super) use dims::{used_stride, window_count};
 
-pub(super) struct Conv2d;
-pub(super) struct Conv2dInputGrad;
-pub(super) struct Conv2dWeightGrad;
+pub(super) struct Conv2d(ImageLayout);
+pub(super) struct Conv2dInputGrad(ImageLayout);
+pub(super) struct Conv2dWeightGrad(ImageLayout);
+
+pub(super) const CONV2D: Conv2d = Conv2d(ImageLayout::Nchw);
+pub(super) const CONV2D_INPUT_GRAD: Conv2dInputGrad = Conv2dInputGrad(ImageLayout::Nchw);
+pub(super) const CONV2D_WEIGHT_GRAD: Conv2dWeightGrad = Conv2dWeightGrad(ImageLayout::Nchw);
+pub(super) const CONV2D_NHWC: Conv2d = Conv2d(ImageLayout::Nhwc);
+pub(super) const CONV2D_NHWC_INPUT_GRAD: Conv2dInputGrad = Conv2dInputGrad(ImageLayout::Nhwc);
+pub(super) const CONV2D_NHWC_WEIGHT_GRAD: Conv2dWeightGrad = Conv2dWeightGrad(ImageLayout::Nhwc);
+
+fn conv2d(layout: ImageLayout) -> OpRef {
+    match layout {
+        ImageLayout::Nchw => OpRef::new(&CONV2D),
+        ImageLayout::Nhwc => OpRef::new(&CONV2D_NHWC),
+    }
+}
+
+fn conv2d_input_grad(layout: ImageLayout) -> OpRef {
+    match layout {
+        ImageLayout::Nchw => OpRef::new(&CONV2D_INPUT_GRAD),
+        ImageLayout::Nhwc => OpRef::new(&CONV2D_NHWC_INPUT_GRAD),
+    }
+}
+
+fn conv2d_weight_grad(layout: ImageLayout) -> OpRef {
+    match layout {
+        ImageLayout::Nchw => OpRef::new(&CONV2D_WEIGHT_GRAD),
+        ImageLayout::Nhwc => OpRef::new(&CONV2D_NHWC_WEIGHT_GRAD),
+    }
+}
 
 fn checked(dims: Result<Conv2dDims, String>) -> Conv2dDims {
     match dims {
@@ -30,7 +61,7 @@ fn checked(dims: Result<Conv2dDims, String>) -> Conv2dDims {
 
 fn reference(
     call: &RefCall,
-    dims: fn(&Call) -> Result<Conv2dDims, String>,
+    dims: impl Fn(&Call) -> Result<Conv2dDims, String>,
     add: impl Fn(&mut [f64], &[f64], &[f64], (usize, usize, usize)),
 ) -> Vec<Vec<f64>> {
     let inputs: Vec<TensorType> = call.inputs.iter().map(|t| t.ty.clone()).collect();
@@ -63,7 +94,49 @@ fn cost(call: &Call, dims: Result<Conv2dDims, String>) -> Cost {
     }
 }
 
-/// Shapes and options of the sample cases.
+/// What of a call are weights, where the rest is images: operand 1, or the result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Weights {
+    Operand,
+    Result,
+}
+
+/// The definition of an operator for a layout: the loop and, where operands lie channels last, the operator for the other layout
+/// between permutations.
+fn semantics<'a>(
+    layout: ImageLayout,
+    other: OpRef,
+    weights: Weights,
+    dims: fn(ImageLayout, &Call) -> Result<Conv2dDims, String>,
+    add: impl Fn(&mut [f64], &[f64], &[f64], (usize, usize, usize)) + 'a,
+) -> Semantics<'a> {
+    let loops = move |call: &RefCall| reference(call, |call| dims(layout, call), &add);
+    match layout {
+        ImageLayout::Nchw => Semantics::primitive(loops),
+        ImageLayout::Nhwc => Semantics::both(loops, move |cx| {
+            let &[a, b] = cx.inputs else {
+                return Err("takes two operands".into());
+            };
+            let (second, back) = match weights {
+                Weights::Operand => (TO_OIHW, TO_NHWC),
+                Weights::Result => (TO_NCHW, TO_HWIO),
+            };
+            let operands = [(a, TO_NCHW), (b, second)].map(|(v, axes)| cx.graph.permute(v, &axes).into());
+            let result = cx.graph.call(other, cx.attrs.clone(), operands.to_vec());
+            Ok(vec![cx.graph.permute(result, &back).into()])
+        }),
+    }
+}
+
+/// Sample cases in a layout: images, weights and options.
+fn cases_in(layout: ImageLayout, sizes: &mut Sizes) -> Vec<([usize; 4], [usize; 4], Conv2dOptions)> {
+    let cases = cases(sizes).into_iter();
+    cases
+        .map(|(x, w, options)| (layout.of_nchw(x), layout.of_oihw(w), options))
+        .collect()
+}
+
+/// Shapes and options of the sample cases, images with channels first.
 fn cases(sizes: &mut Sizes) -> Vec<([usize; 4], [usize; 4], Conv2dOptions)> {
     let base = Conv2dOptions::default();
     let (c, o) = (sizes.dim(9), sizes.dim(9));
@@ -119,23 +192,69 @@ fn cases(sizes: &mut Sizes) -> Vec<([usize; 4], [usize; 4], Conv2dOptions)> {
     ]
 }
 
+/// The sizes of a value along two neighbouring axes.
+fn sizes_from(cx: &GradCx, value: Value, axis: usize) -> [usize; 2] {
+    let shape = cx.shape(value);
+    [shape[axis], shape[axis + 1]]
+}
+
+/// The gradient by images with the sizes of `x`, from `[dy, w]`.
+fn input_grad(cx: &mut GradCx, layout: ImageLayout, of: [Value; 2], x: Value, options: Conv2dOptions) -> Value {
+    let axis = match layout {
+        ImageLayout::Nchw => 2,
+        ImageLayout::Nhwc => 1,
+    };
+    let attrs = options.attrs().with("input_size", sizes_from(cx, x, axis));
+    cx.call(conv2d_input_grad(layout), attrs, of.to_vec()).into()
+}
+
+/// The gradient by weights with the sizes of `w`, from `[x, dy]`.
+fn weight_grad(cx: &mut GradCx, layout: ImageLayout, of: [Value; 2], w: Value, options: Conv2dOptions) -> Value {
+    let axis = match layout {
+        ImageLayout::Nchw => 2,
+        ImageLayout::Nhwc => 0,
+    };
+    let attrs = options.attrs().with("kernel_size", sizes_from(cx, w, axis));
+    cx.call(conv2d_weight_grad(layout), attrs, of.to_vec()).into()
+}
+
 fn option_values(cx: &GradCx) -> Result<Conv2dOptions, String> {
     Conv2dOptions::of(cx.attrs())
 }
 
 impl Operator for Conv2d {
     fn name(&self) -> &'static str {
-        "core.conv2d"
+        match self.0 {
+            ImageLayout::Nchw => "core.conv2d",
+            ImageLayout::Nhwc => "core.conv2d_nhwc",
+        }
     }
 
     fn signature(&self) -> String {
-        "g.conv2d(x, weight, options)".into()
+        match self.0 {
+            ImageLayout::Nchw => "g.conv2d(x, weight, options)".into(),
+            ImageLayout::Nhwc => String::new(),
+        }
     }
 
     fn doc(&self) -> Doc {
         Doc {
-            shapes: "x [batch, channels, height, width], w [out channels, channels / groups, kernel height, kernel width] -> [batch, out channels, out height, out width], out = (size + 2 padding - dilation (kernel - 1) - 1) / stride + 1 rounded down",
-            formula: "y[n, o, i, j] = sum over c, p, q of x[n, c, i stride - padding + p dilation, j stride - padding + q dilation] w[o, c, p, q]; zero outside, per group",
+            shapes: match self.0 {
+                ImageLayout::Nchw => {
+                    "x [batch, channels, height, width], w [out channels, channels / groups, kernel height, kernel width] -> [batch, out channels, out height, out width], out = (size + 2 padding - dilation (kernel - 1) - 1) / stride + 1 rounded down"
+                }
+                ImageLayout::Nhwc => {
+                    "x [batch, height, width, channels], w [kernel height, kernel width, channels / groups, out channels] -> [batch, out height, out width, out channels]; sizes as in conv2d"
+                }
+            },
+            formula: match self.0 {
+                ImageLayout::Nchw => {
+                    "y[n, o, i, j] = sum over c, p, q of x[n, c, i stride - padding + p dilation, j stride - padding + q dilation] w[o, c, p, q]; zero outside, per group"
+                }
+                ImageLayout::Nhwc => {
+                    "y[n, i, j, o] = sum over p, q, c of x[n, i stride - padding + p dilation, j stride - padding + q dilation, c] w[p, q, c, o]; zero outside, per group"
+                }
+            },
             source: "cross-correlation, as deep learning calls convolution (LeCun et al., 1989)",
         }
     }
@@ -154,42 +273,47 @@ impl Operator for Conv2d {
     }
 
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {
-        infer(call, Conv2dDims::of_conv2d(call), Conv2dDims::y_shape)
+        infer(call, self.0.conv2d(call), Conv2dDims::y_shape)
     }
 
     fn gradient(&self) -> Gradient<'_> {
-        Gradient::rule(|cx| {
+        let layout = self.0;
+        Gradient::rule(move |cx| {
             let options = option_values(cx)?;
             let (x, w, dy) = (cx.operand(0), cx.operand(1), cx.grad(0));
-            let (xs, ws) = (cx.shape(x).to_vec(), cx.shape(w).to_vec());
-            let dx = cx
-                .needs(0)
-                .then(|| cx.conv2d_input_grad(dy, w, [xs[2], xs[3]], options).into());
-            let dw = cx
-                .needs(1)
-                .then(|| cx.conv2d_weight_grad(x, dy, [ws[2], ws[3]], options).into());
+            let dx = cx.needs(0).then(|| input_grad(cx, layout, [dy, w], x, options));
+            let dw = cx.needs(1).then(|| weight_grad(cx, layout, [x, dy], w, options));
             Ok(vec![dx, dw])
         })
     }
 
     fn semantics(&self) -> Semantics<'_> {
-        Semantics::primitive(|call| {
-            reference(call, Conv2dDims::of_conv2d, |out, a, b, (x, w, y)| {
-                out[y] += a[x] * b[w]
-            })
-        })
+        semantics(
+            self.0,
+            OpRef::new(&CONV2D),
+            Weights::Operand,
+            ImageLayout::conv2d,
+            |out, a, b, (x, w, y)| out[y] += a[x] * b[w],
+        )
     }
 
     fn fusing(&self) -> Fusing {
         Fusing::Contraction
     }
 
+    fn channels_last(&self) -> ChannelsLast<'_> {
+        match self.0 {
+            ImageLayout::Nchw => ChannelsLast::starts(channels_last::output),
+            ImageLayout::Nhwc => ChannelsLast::No,
+        }
+    }
+
     fn cost(&self, call: &Call) -> Cost {
-        cost(call, Conv2dDims::of_conv2d(call))
+        cost(call, self.0.conv2d(call))
     }
 
     fn samples(&self, sizes: &mut Sizes) -> Vec<Sample> {
-        cases(sizes)
+        cases_in(self.0, sizes)
             .into_iter()
             .map(|(x, w, options)| {
                 let inputs = vec![SampleInput::f32(&x), SampleInput::f32(&w)];
@@ -201,17 +325,30 @@ impl Operator for Conv2d {
 
 impl Operator for Conv2dInputGrad {
     fn name(&self) -> &'static str {
-        "core.conv2d_input_grad"
+        match self.0 {
+            ImageLayout::Nchw => "core.conv2d_input_grad",
+            ImageLayout::Nhwc => "core.conv2d_nhwc_input_grad",
+        }
     }
 
     fn signature(&self) -> String {
-        "g.conv2d_input_grad(dy, weight, input_size, options)".into()
+        match self.0 {
+            ImageLayout::Nchw => "g.conv2d_input_grad(dy, weight, input_size, options)".into(),
+            ImageLayout::Nhwc => String::new(),
+        }
     }
 
     fn doc(&self) -> Doc {
         Doc {
-            shapes: "dy [batch, out channels, out height, out width], w as in conv2d -> [batch, channels, input_size]",
-            formula: "dx of conv2d: each product x w -> y of the convolution adds dy w to dx",
+            shapes: match self.0 {
+                ImageLayout::Nchw => {
+                    "dy [batch, out channels, out height, out width], w as in conv2d -> [batch, channels, input_size]"
+                }
+                ImageLayout::Nhwc => {
+                    "dy [batch, out height, out width, out channels], w as in conv2d_nhwc -> [batch, input_size, channels]"
+                }
+            },
+            formula: "dx of the convolution: each product x w -> y adds dy w to dx",
             source: "transpose of conv2d in its first operand",
         }
     }
@@ -231,39 +368,48 @@ impl Operator for Conv2dInputGrad {
     }
 
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {
-        infer(call, Conv2dDims::of_input_grad(call), Conv2dDims::x_shape)
+        infer(call, self.0.conv2d_input_grad(call), Conv2dDims::x_shape)
     }
 
     fn gradient(&self) -> Gradient<'_> {
-        Gradient::rule(|cx| {
+        let layout = self.0;
+        Gradient::rule(move |cx| {
             let options = option_values(cx)?;
             let (dy, w, g) = (cx.operand(0), cx.operand(1), cx.grad(0));
-            let ws = cx.shape(w).to_vec();
-            let ddy = cx.needs(0).then(|| cx.conv2d(g, w, options).into());
-            let dw = cx
-                .needs(1)
-                .then(|| cx.conv2d_weight_grad(g, dy, [ws[2], ws[3]], options).into());
+            let ddy = cx
+                .needs(0)
+                .then(|| cx.call(conv2d(layout), options.attrs(), vec![g, w]).into());
+            let dw = cx.needs(1).then(|| weight_grad(cx, layout, [g, dy], w, options));
             Ok(vec![ddy, dw])
         })
     }
 
     fn semantics(&self) -> Semantics<'_> {
-        Semantics::primitive(|call| {
-            reference(call, Conv2dDims::of_input_grad, |out, a, b, (x, w, y)| {
-                out[x] += a[y] * b[w]
-            })
-        })
+        semantics(
+            self.0,
+            OpRef::new(&CONV2D_INPUT_GRAD),
+            Weights::Operand,
+            ImageLayout::conv2d_input_grad,
+            |out, a, b, (x, w, y)| out[x] += a[y] * b[w],
+        )
+    }
+
+    fn channels_last(&self) -> ChannelsLast<'_> {
+        match self.0 {
+            ImageLayout::Nchw => ChannelsLast::starts(channels_last::input_grad),
+            ImageLayout::Nhwc => ChannelsLast::No,
+        }
     }
 
     fn cost(&self, call: &Call) -> Cost {
-        cost(call, Conv2dDims::of_input_grad(call))
+        cost(call, self.0.conv2d_input_grad(call))
     }
 
     fn samples(&self, sizes: &mut Sizes) -> Vec<Sample> {
-        cases(sizes)
+        cases_in(self.0, sizes)
             .into_iter()
             .map(|(x, w, options)| {
-                let dims = checked(Conv2dDims::forward(&x, &w, options));
+                let dims = checked(Conv2dDims::forward(self.0, &x, &w, options));
                 let attrs = options.attrs().with("input_size", dims.input);
                 let inputs = vec![SampleInput::f32(&dims.y_shape()), SampleInput::f32(&w)];
                 Sample::new(format!("{x:?} {w:?} {}", options.attrs()), inputs, attrs)
@@ -274,17 +420,26 @@ impl Operator for Conv2dInputGrad {
 
 impl Operator for Conv2dWeightGrad {
     fn name(&self) -> &'static str {
-        "core.conv2d_weight_grad"
+        match self.0 {
+            ImageLayout::Nchw => "core.conv2d_weight_grad",
+            ImageLayout::Nhwc => "core.conv2d_nhwc_weight_grad",
+        }
     }
 
     fn signature(&self) -> String {
-        "g.conv2d_weight_grad(x, dy, kernel_size, options)".into()
+        match self.0 {
+            ImageLayout::Nchw => "g.conv2d_weight_grad(x, dy, kernel_size, options)".into(),
+            ImageLayout::Nhwc => String::new(),
+        }
     }
 
     fn doc(&self) -> Doc {
         Doc {
-            shapes: "x, dy as in conv2d -> [out channels, channels / groups, kernel_size]",
-            formula: "dw of conv2d: each product x w -> y of the convolution adds x dy to dw",
+            shapes: match self.0 {
+                ImageLayout::Nchw => "x, dy as in conv2d -> [out channels, channels / groups, kernel_size]",
+                ImageLayout::Nhwc => "x, dy as in conv2d_nhwc -> [kernel_size, channels / groups, out channels]",
+            },
+            formula: "dw of the convolution: each product x w -> y adds x dy to dw",
             source: "transpose of conv2d in its second operand",
         }
     }
@@ -304,39 +459,48 @@ impl Operator for Conv2dWeightGrad {
     }
 
     fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {
-        infer(call, Conv2dDims::of_weight_grad(call), Conv2dDims::w_shape)
+        infer(call, self.0.conv2d_weight_grad(call), Conv2dDims::w_shape)
     }
 
     fn gradient(&self) -> Gradient<'_> {
-        Gradient::rule(|cx| {
+        let layout = self.0;
+        Gradient::rule(move |cx| {
             let options = option_values(cx)?;
             let (x, dy, g) = (cx.operand(0), cx.operand(1), cx.grad(0));
-            let xs = cx.shape(x).to_vec();
-            let dx = cx
-                .needs(0)
-                .then(|| cx.conv2d_input_grad(dy, g, [xs[2], xs[3]], options).into());
-            let ddy = cx.needs(1).then(|| cx.conv2d(x, g, options).into());
+            let dx = cx.needs(0).then(|| input_grad(cx, layout, [dy, g], x, options));
+            let ddy = cx
+                .needs(1)
+                .then(|| cx.call(conv2d(layout), options.attrs(), vec![x, g]).into());
             Ok(vec![dx, ddy])
         })
     }
 
     fn semantics(&self) -> Semantics<'_> {
-        Semantics::primitive(|call| {
-            reference(call, Conv2dDims::of_weight_grad, |out, a, b, (x, w, y)| {
-                out[w] += a[x] * b[y]
-            })
-        })
+        semantics(
+            self.0,
+            OpRef::new(&CONV2D_WEIGHT_GRAD),
+            Weights::Result,
+            ImageLayout::conv2d_weight_grad,
+            |out, a, b, (x, w, y)| out[w] += a[x] * b[y],
+        )
+    }
+
+    fn channels_last(&self) -> ChannelsLast<'_> {
+        match self.0 {
+            ImageLayout::Nchw => ChannelsLast::starts(channels_last::weight_grad),
+            ImageLayout::Nhwc => ChannelsLast::No,
+        }
     }
 
     fn cost(&self, call: &Call) -> Cost {
-        cost(call, Conv2dDims::of_weight_grad(call))
+        cost(call, self.0.conv2d_weight_grad(call))
     }
 
     fn samples(&self, sizes: &mut Sizes) -> Vec<Sample> {
-        cases(sizes)
+        cases_in(self.0, sizes)
             .into_iter()
             .map(|(x, w, options)| {
-                let dims = checked(Conv2dDims::forward(&x, &w, options));
+                let dims = checked(Conv2dDims::forward(self.0, &x, &w, options));
                 let attrs = options.attrs().with("kernel_size", dims.kernel);
                 let inputs = vec![SampleInput::f32(&x), SampleInput::f32(&dims.y_shape())];
                 Sample::new(format!("{x:?} {w:?} {}", options.attrs()), inputs, attrs)
@@ -350,7 +514,7 @@ impl Graph {
     /// `oh = (h + 2 padding - dilation (kh - 1) - 1) / stride + 1`.
     #[track_caller]
     pub fn conv2d(&mut self, x: impl Into<Value>, weight: impl Into<Value>, options: Conv2dOptions) -> NodeId {
-        self.call(OpRef::new(&Conv2d), options.attrs(), vec![x.into(), weight.into()])
+        self.call(OpRef::new(&CONV2D), options.attrs(), vec![x.into(), weight.into()])
     }
 
     /// Gradient of [`Graph::conv2d`] with respect to `x`, whose height and width are `input_size`: also
@@ -364,7 +528,7 @@ impl Graph {
         options: Conv2dOptions,
     ) -> NodeId {
         let attrs = options.attrs().with("input_size", input_size);
-        self.call(OpRef::new(&Conv2dInputGrad), attrs, vec![dy.into(), weight.into()])
+        self.call(OpRef::new(&CONV2D_INPUT_GRAD), attrs, vec![dy.into(), weight.into()])
     }
 
     /// Gradient of [`Graph::conv2d`] with respect to the kernel, whose height and width are
@@ -378,6 +542,6 @@ impl Graph {
         options: Conv2dOptions,
     ) -> NodeId {
         let attrs = options.attrs().with("kernel_size", kernel_size);
-        self.call(OpRef::new(&Conv2dWeightGrad), attrs, vec![x.into(), dy.into()])
+        self.call(OpRef::new(&CONV2D_WEIGHT_GRAD), attrs, vec![x.into(), dy.into()])
     }
 }

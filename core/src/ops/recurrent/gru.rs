@@ -1,7 +1,7 @@
 //! Gated recurrent units, and their derivative.
 
 use super::{
-    Dims, blocks, cases, choose, expect_operand, going, label, lengths_input, lengths_of, multiplications, or_zero,
+    Dims, blocks, cases, choose, cost_of, expect_operand, going, label, lengths_input, lengths_of, or_zero,
     sigmoid_slope, stack, states_before, step_of, tanh_slope, weight_gradient, weight_input, with_lengths,
     without_lengths,
 };
@@ -87,7 +87,7 @@ impl Operator for Gru {
     }
 
     fn cost(&self, call: &Call) -> Cost {
-        cost(call, Dims::of(call, [0, 1], "gates", 3, 3), 1)
+        cost_of(call, Dims::of(call, [0, 1], "gates", 3, 3), 1, ELEMENT_FLOPS)
     }
 
     fn samples(&self, sizes: &mut Sizes) -> Vec<Sample> {
@@ -105,17 +105,6 @@ impl Operator for Gru {
             Sample::new(label, inputs, attrs(linear, reverse))
         };
         cases(sizes).into_iter().enumerate().map(sample).collect()
-    }
-}
-
-fn cost(call: &Call, dims: Result<Dims, String>, weight: usize) -> Cost {
-    let flops = dims.map_or(0, |dims| {
-        let elements = (dims.steps * dims.batch * dims.hidden) as u64;
-        multiplications(&call.inputs[weight], &dims) + ELEMENT_FLOPS * elements
-    });
-    Cost {
-        flops,
-        ..Cost::streaming(call, 0)
     }
 }
 
@@ -264,7 +253,7 @@ impl Operator for GruGrad {
     }
 
     fn cost(&self, call: &Call) -> Cost {
-        cost(call, Dims::of(call, [1, 0], "activations", 4, 3), 0)
+        cost_of(call, Dims::of(call, [1, 0], "activations", 4, 3), 0, ELEMENT_FLOPS)
     }
 
     fn samples(&self, sizes: &mut Sizes) -> Vec<Sample> {

@@ -1,7 +1,7 @@
 //! Long short-term memory, and its derivative.
 
 use super::{
-    Dims, blocks, cases, choose, expect_operand, going, label, lengths_input, lengths_of, multiplications, or_zero,
+    Dims, blocks, cases, choose, cost_of, expect_operand, going, label, lengths_input, lengths_of, or_zero,
     sigmoid_slope, stack, states_before, step_of, tanh_slope, weight_gradient, weight_input, with_lengths,
     without_lengths,
 };
@@ -71,7 +71,7 @@ impl Operator for Lstm {
     }
 
     fn cost(&self, call: &Call) -> Cost {
-        cost(call, [0, 1])
+        cost_of(call, Dims::of(call, [0, 1], "gates", 4, 4), 1, ELEMENT_FLOPS)
     }
 
     fn samples(&self, sizes: &mut Sizes) -> Vec<Sample> {
@@ -87,17 +87,6 @@ impl Operator for Lstm {
             Sample::new(label(&case), inputs, Attrs::new().with("reverse", reverse))
         };
         cases(sizes).into_iter().map(sample).collect()
-    }
-}
-
-fn cost(call: &Call, [sequence, weight]: [usize; 2]) -> Cost {
-    let flops = Dims::of(call, [sequence, weight], "gates", 4, 4).map_or(0, |dims| {
-        let elements = (dims.steps * dims.batch * dims.hidden) as u64;
-        multiplications(&call.inputs[weight], &dims) + ELEMENT_FLOPS * elements
-    });
-    Cost {
-        flops,
-        ..Cost::streaming(call, 0)
     }
 }
 
@@ -207,7 +196,7 @@ impl Operator for LstmGrad {
     }
 
     fn cost(&self, call: &Call) -> Cost {
-        cost(call, [1, 0])
+        cost_of(call, Dims::of(call, [1, 0], "activations", 4, 4), 0, ELEMENT_FLOPS)
     }
 
     fn samples(&self, sizes: &mut Sizes) -> Vec<Sample> {

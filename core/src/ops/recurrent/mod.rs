@@ -10,16 +10,17 @@
 
 mod gru;
 mod lstm;
+mod rnn;
 
 pub(super) use gru::{Gru, GruGrad};
 pub(super) use lstm::{Lstm, LstmGrad};
+pub(super) use rnn::{Rnn, RnnGrad};
 
 use super::sample::{Fill, SampleInput, Sizes};
-use super::{Call, expect_float};
+use super::{Call, Cost, expect_float};
 use crate::NodeId;
 use crate::dtype::DType;
 use crate::graph::{Graph, Value};
-use crate::shape::TensorType;
 
 /// Steps that are expanded into nodes at most, where a device has no kernel.
 pub(super) const MAX_UNROLLED_STEPS: usize = 512;
@@ -247,9 +248,16 @@ fn with_lengths(mut operands: Vec<Value>, lengths: Option<Value>) -> Vec<Value> 
     operands
 }
 
-/// Floating-point operations of the products with the recurrent weight.
-fn multiplications(ty: &TensorType, dims: &Dims) -> u64 {
-    2 * ty.numel() as u64 * (dims.steps * dims.batch) as u64
+/// The products with operand `weight` in each step, and `element_flops` operations on each element of the state.
+fn cost_of(call: &Call, dims: Result<Dims, String>, weight: usize, element_flops: u64) -> Cost {
+    let flops = dims.map_or(0, |dims| {
+        let rows = (dims.steps * dims.batch) as u64;
+        rows * (2 * call.inputs[weight].numel() as u64 + element_flops * dims.hidden as u64)
+    });
+    Cost {
+        flops,
+        ..Cost::streaming(call, 0)
+    }
 }
 
 impl Graph {

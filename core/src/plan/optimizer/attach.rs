@@ -1,7 +1,7 @@
 //! From an update to segments of a plan, and back.
 
 use super::Update;
-use super::leaves::{RESERVED, accumulation, loss_scale, updates};
+use super::leaves::{RESERVED, Share, accumulation, loss_scale, updates};
 use crate::backend::Device;
 use crate::error::{Error, Result};
 use crate::loss_scaling::FOUND_STATE;
@@ -13,6 +13,23 @@ use crate::plan::{ACCUMULATE, ExecutionPlan, LOSS_SCALE, UPDATE};
 /// [`Error::InvalidUse`] when the plan has no gradients, or names that belong to the optimizer, or a parameter
 /// group names no parameter; an invalid plan; what lowering for the device finds.
 pub fn attach(plan: &mut ExecutionPlan, update: &Update, device: &dyn Device) -> Result<()> {
+    attach_share(plan, update, device, None)
+}
+
+/// [`attach`], but of the trained parameters only those are updated that belong to the share. What clipping by the norm and
+/// the loss scale know of all gradients comes by scalars ([`REDUCED_SQUARES`], [`REDUCED_NON_FINITE`]).
+///
+/// [`REDUCED_SQUARES`]: super::REDUCED_SQUARES
+/// [`REDUCED_NON_FINITE`]: super::REDUCED_NON_FINITE
+///
+/// # Errors
+/// As there.
+pub(crate) fn attach_share(
+    plan: &mut ExecutionPlan,
+    update: &Update,
+    device: &dyn Device,
+    share: Option<Share>,
+) -> Result<()> {
     update.checked()?;
     plan.verify()?;
     if plan.param_grad_pairs.is_empty() {
@@ -31,10 +48,10 @@ pub fn attach(plan: &mut ExecutionPlan, update: &Update, device: &dyn Device) ->
         leaves.lower(&mut next, ACCUMULATE, device)?;
     }
     if let Some(scaling) = next.loss_scaling {
-        let leaves = loss_scale(&next, scaling)?;
+        let leaves = loss_scale(&next, scaling, share.is_some())?;
         leaves.lower(&mut next, LOSS_SCALE, device)?;
     }
-    let leaves = updates(&next, update);
+    let leaves = updates(&next, update, share);
     leaves.lower(&mut next, UPDATE, device)?;
     let found = next.state_buffers.iter().find(|s| s.name == FOUND_STATE);
     let found = found.map(|s| s.buffer);

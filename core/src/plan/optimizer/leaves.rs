@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::update::{Updated, sum_of};
+use super::update::{Form, Updated, sum_of};
 use super::{GradientClip, UPDATES_STATE, Update};
 use crate::backend::Device;
 use crate::dtype::DType;
@@ -22,6 +22,13 @@ const UNPACKED: &str = "optimizer.unpacked.";
 pub(crate) const ACCUMULATION_SCALE: &str = "optimizer.accumulation_scale";
 /// Scalar that is 0 where a gradient is the first of its average, else 1.
 pub(crate) const ACCUMULATION_KEEP: &str = "optimizer.accumulation_keep";
+
+/// Scalar with the number of gradients' elements that are not finite, on all ranks, where a rank updates a share of the
+/// parameters.
+pub(crate) const REDUCED_NON_FINITE: &str = "optimizer.reduced_non_finite";
+
+/// Whether a parameter is one of those that this rank updates.
+pub(crate) type Share<'a> = &'a dyn Fn(BufferRef) -> bool;
 
 /// Name of the state in which the gradients of a parameter add up.
 fn accumulated(parameter: &str) -> String {
@@ -130,15 +137,39 @@ fn final_gradient(plan: &ExecutionPlan, trained: &Trained) -> BufferRef {
     average.map_or(trained.gradient, |s| s.buffer)
 }
 
+/// A trained parameter, and the gradient that its update reads: its average over accumulated steps, if there is one.
+pub(crate) struct FinalGradient {
+    /// Name of the parameter.
+    pub(crate) name: String,
+    pub(crate) parameter: BufferRef,
+    pub(crate) gradient: BufferRef,
+}
+
+/// The gradients of all trained parameters, in the plan's order.
+pub(crate) fn final_gradients(plan: &ExecutionPlan) -> Vec<FinalGradient> {
+    let gradient = |trained: Trained| FinalGradient {
+        name: trained.name.to_owned(),
+        parameter: trained.parameter,
+        gradient: final_gradient(plan, &trained),
+    };
+    trained(plan).into_iter().map(gradient).collect()
+}
+
+/// Whether the state of that name is one in which gradients add up.
+pub(crate) fn is_accumulation(state: &str) -> bool {
+    state.starts_with(ACCUMULATED)
+}
+
 /// The search for gradients that are not finite, and what it makes of the loss scale. `plan` has the averages, if there
-/// are any.
+/// are any. `is_reduced` says that the count comes by the scalar [`REDUCED_NON_FINITE`].
 ///
 /// # Errors
 /// A plan without the states of a loss scale.
-pub(super) fn loss_scale(plan: &ExecutionPlan, scaling: LossScaling) -> Result<Leaves> {
+pub(super) fn loss_scale(plan: &ExecutionPlan, scaling: LossScaling, is_reduced: bool) -> Result<Leaves> {
     let mut leaves = Leaves::default();
     let mut counts = Vec::new();
-    for (i, trained) in trained(plan).into_iter().enumerate() {
+    let counted = if is_reduced { Vec::new() } else { trained(plan) };
+    for (i, trained) in counted.into_iter().enumerate() {
         let shape = &plan.buffer_types[trained.parameter.index()].shape;
         let g = leaves.graph.input(&format!("{RESERVED}gradient.{i}"), shape);
         let g = leaves.bind(g, final_gradient(plan, &trained));
@@ -153,7 +184,10 @@ pub(super) fn loss_scale(plan: &ExecutionPlan, scaling: LossScaling) -> Result<L
     };
     let (scale, inverse) = (bound(SCALE_STATE)?, bound(INVERSE_STATE)?);
     let graph = &mut leaves.graph;
-    let total = sum_of(graph, counts, "loss scale");
+    let total = match is_reduced {
+        true => graph.scalar_input(REDUCED_NON_FINITE, DType::F32),
+        false => sum_of(graph, counts, "loss scale"),
+    };
     let found = graph.state(FOUND_STATE, &[]);
     let found = graph.assign(found, total);
     let (good, skipped) = (graph.state(GOOD_STATE, &[]), graph.state(SKIPPED_STATE, &[]));
@@ -166,14 +200,15 @@ pub(super) fn loss_scale(plan: &ExecutionPlan, scaling: LossScaling) -> Result<L
     Ok(leaves)
 }
 
-/// The updates of all parameters. `plan` has the averages, if there are any.
-pub(super) fn updates(plan: &ExecutionPlan, update: &Update) -> Leaves {
+/// The updates of all parameters, or of a share. `plan` has the averages, if there are any.
+pub(super) fn updates(plan: &ExecutionPlan, update: &Update, share: Option<Share>) -> Leaves {
     let mut leaves = Leaves::default();
     let mut parameters: Vec<Updated> = Vec::new();
     // Packed parameters that are updated as one, by their place in the list, and those that are not.
     let mut packed: Vec<(usize, BufferRef)> = Vec::new();
     let mut unpacked: Vec<Unpacked> = Vec::new();
-    for (i, trained) in trained(plan).into_iter().enumerate() {
+    let updated = trained(plan).into_iter().enumerate();
+    for (i, trained) in updated.filter(|(_, trained)| share.is_none_or(|is_own| is_own(trained.parameter))) {
         let shape = &plan.buffer_types[trained.parameter.index()].shape;
         // Numbered: names of parameters are the user's, and any suffix could be one of them.
         let p = leaves.graph.parameter(&format!("{RESERVED}parameter.{i}"), shape);
@@ -201,7 +236,11 @@ pub(super) fn updates(plan: &ExecutionPlan, update: &Update) -> Leaves {
             gradient: g.into(),
         });
     }
-    let added = update.build_all(&mut leaves.graph, &parameters, plan.loss_scaling.is_some());
+    let form = Form {
+        skips: plan.loss_scaling.is_some(),
+        is_share: share.is_some(),
+    };
+    let added = update.build_all(&mut leaves.graph, &parameters, form);
     for (i, buffer) in packed {
         leaves.note_packed(added[i].clone(), &parameters[i], buffer);
     }

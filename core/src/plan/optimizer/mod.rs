@@ -9,10 +9,13 @@ use std::collections::HashMap;
 use std::fmt::Debug;
 use std::ops::{Deref, DerefMut};
 
+pub(crate) use attach::attach_share;
 pub use attach::{attach, detach};
-pub(crate) use leaves::{ACCUMULATION_KEEP, ACCUMULATION_SCALE, is_moment};
+pub(crate) use leaves::{
+    ACCUMULATION_KEEP, ACCUMULATION_SCALE, REDUCED_NON_FINITE, final_gradients, is_accumulation, is_moment,
+};
 pub use rules::{Adam, Sgd};
-pub(crate) use update::CLIP_LIMIT;
+pub(crate) use update::{CLIP_LIMIT, REDUCED_SQUARES};
 pub use update::{GradientClip, ParameterGroup, Update};
 
 use crate::dtype::DType;

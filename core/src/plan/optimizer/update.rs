@@ -10,6 +10,8 @@ use crate::pattern::matches;
 
 /// Scalar with the limit on gradients.
 pub(crate) const CLIP_LIMIT: &str = "optimizer.clip_limit";
+/// Scalar with the sum of the squares of all gradients' elements, where a rank updates a share of the parameters.
+pub(crate) const REDUCED_SQUARES: &str = "optimizer.reduced_squares";
 
 /// How gradients become updates.
 ///
@@ -47,6 +49,15 @@ pub(super) struct Updated {
     pub(super) group: usize,
     pub(super) parameter: NodeId,
     pub(super) gradient: Value,
+}
+
+/// What the graph of the updates is made for.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Form {
+    /// Whether updates may be left out, so that the device counts them.
+    pub(super) skips: bool,
+    /// Whether other ranks update other parameters, so that the norm of all gradients is not to be had from these.
+    pub(super) is_share: bool,
 }
 
 /// Limit on gradients.
@@ -205,18 +216,21 @@ impl Update {
             parameter,
             gradient,
         };
-        self.build_all(graph, &parameters.iter().map(updated).collect::<Vec<_>>(), false);
+        self.build_all(
+            graph,
+            &parameters.iter().map(updated).collect::<Vec<_>>(),
+            Form::default(),
+        );
     }
 
-    /// [`Update::build`] with groups that are known; returns the nodes that each update added. `skips` says whether
-    /// updates may be left out, so that the device counts them.
-    pub(super) fn build_all(&self, graph: &mut Graph, parameters: &[Updated], skips: bool) -> Vec<Range<usize>> {
+    /// [`Update::build`] with groups that are known; returns the nodes that each update added.
+    pub(super) fn build_all(&self, graph: &mut Graph, parameters: &[Updated], form: Form) -> Vec<Range<usize>> {
         let mut gradients: Vec<Value> = parameters.iter().map(|p| p.gradient).collect();
         if let Some(clip) = self.clip {
-            gradients = clipped(graph, clip, gradients);
+            gradients = clipped(graph, clip, gradients, form.is_share);
         }
         let mut added = Vec::with_capacity(parameters.len());
-        let mut counter = skips.then(Counter::default);
+        let mut counter = form.skips.then(Counter::default);
         for (updated, gradient) in parameters.iter().zip(gradients) {
             let first = graph.nodes().len();
             let (name, group) = (&*updated.name, updated.group);
@@ -297,8 +311,17 @@ pub(super) fn sum_of(graph: &mut Graph, mut numbers: Vec<NodeId>, name: &str) ->
     }
 }
 
-/// The gradients within their limit.
-fn clipped(graph: &mut Graph, clip: GradientClip, gradients: Vec<Value>) -> Vec<Value> {
+fn sum_of_squares(graph: &mut Graph, gradients: &[Value]) -> NodeId {
+    let mut squares = Vec::new();
+    for &g in gradients {
+        let sum = graph.sum_squares(g);
+        squares.push(graph.named(sum, "gradient clipping"));
+    }
+    sum_of(graph, squares, "gradient clipping")
+}
+
+/// The gradients within their limit. The norm of a share's comes by the scalar [`REDUCED_SQUARES`].
+fn clipped(graph: &mut Graph, clip: GradientClip, gradients: Vec<Value>, is_share: bool) -> Vec<Value> {
     let limit = graph.scalar_input(CLIP_LIMIT, DType::F32);
     let named = |graph: &mut Graph, node| Value::from(graph.named(node, "gradient clipping"));
     match clip {
@@ -313,12 +336,10 @@ fn clipped(graph: &mut Graph, clip: GradientClip, gradients: Vec<Value>) -> Vec<
             gradients.into_iter().map(&mut limited).collect()
         }
         GradientClip::Norm(_) => {
-            let mut squares = Vec::new();
-            for &g in &gradients {
-                let sum = graph.sum_squares(g);
-                squares.push(graph.named(sum, "gradient clipping"));
-            }
-            let sum = sum_of(graph, squares, "gradient clipping");
+            let sum = match is_share {
+                true => graph.scalar_input(REDUCED_SQUARES, DType::F32),
+                false => sum_of_squares(graph, &gradients),
+            };
             let norm = graph.sqrt(sum);
             let record = graph.state(GradientClip::NORM_STATE, &[]);
             let written = graph.assign(record, norm);

@@ -104,8 +104,8 @@ pub(super) fn check(
         return Ok(Finding::Nothing);
     }
     let mut evidence = false;
-    // Any numbers, then positive ones for roots and logarithms.
-    for (seed, low, high) in [(1, -2.0, 2.0), (2, 0.2, 1.8)] {
+    // Any numbers, then positive ones for roots and logarithms; small and large ones, where something else may hold.
+    for (seed, low, high) in [(1, -2.0, 2.0), (2, 0.2, 1.8), (3, -1e-3, 1e-3), (4, -80.0, 80.0)] {
         let feeds = case.feeds(seed, low, high);
         match case.compare(&feeds, tolerance)? {
             Compared::Same(finite) => evidence |= finite,
@@ -341,7 +341,12 @@ impl<'p> Case<'p> {
                 _ => {
                     let v = low + (high - low) * rng.unit();
                     // Away from zero and the integers, where functions have kinks and steps.
-                    f64::from(if (v - v.round()).abs() < 0.02 { v + 0.04 } else { v } as f32)
+                    let away = f64::min(0.02, (high - low) / 200.0);
+                    f64::from(if (v - v.round()).abs() < away {
+                        v + 2.0 * away
+                    } else {
+                        v
+                    } as f32)
                 }
             };
             feeds.insert(name.to_owned(), (0..ty.numel()).map(|_| one()).collect());

@@ -1,5 +1,10 @@
 //! Files that are either written as a whole or not at all.
 
+mod abandoned;
+mod folder;
+mod lock;
+mod read;
+
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -7,11 +12,18 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 
 use crate::error::{Error, Result};
+pub use folder::{FolderError, FolderKind, NewFolder, old_of, place_of, prepare_folder};
+pub use lock::{FolderLock, LOCK};
+pub use read::{
+    MAX_SETTINGS, address_space_left, free_memory, open_regular, open_within_memory, read_limited, read_text_limited,
+    read_within_memory,
+};
 
 /// Writes a file under a temporary name in the same folder and renames it when it is complete and on the disk. Whoever
 /// reads the path sees the old file or the new one, also when the process is killed or several of them write at once.
 ///
-/// What is left of a killed process is a file whose name begins with `.`, the file's own name and `.partial`.
+/// What is left of a killed process is a file whose name begins with `.`, the file's own name and `.partial`. The next
+/// write of the file removes it; that of a living process stays, as that process holds a lock on it.
 ///
 /// # Errors
 /// [`Error::File`] when the folder does not exist or cannot be written, or the disk is full; the old file is as it was.
@@ -38,7 +50,9 @@ fn try_write(target: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>
         return Err(io::ErrorKind::IsADirectory.into());
     }
     let name = target.file_name().unwrap_or_default().to_string_lossy();
-    let prefix = format!(".{name}.partial");
+    let prefix = abandoned::prefix_of(&name);
+    let folder = folder_of(target);
+    abandoned::clean(&folder, |name| name.starts_with(&prefix));
     let mut temporary = tempfile::Builder::new();
     temporary.prefix(&prefix);
     #[cfg(unix)]
@@ -48,7 +62,7 @@ fn try_write(target: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>
         let mode = fs::metadata(target).map_or(0o666, |m| m.permissions().mode() & 0o777);
         temporary.permissions(fs::Permissions::from_mode(mode));
     }
-    let mut file = temporary.tempfile_in(folder_of(target))?;
+    let mut file = make(&temporary, &folder)?;
     let mut buffered = BufWriter::with_capacity(1 << 16, file.as_file_mut());
     write(&mut buffered)?;
     buffered.flush()?;
@@ -57,10 +71,33 @@ fn try_write(target: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>
     file.as_file().sync_all()?;
     file.persist(target)?;
     // The rename is in the folder; where that cannot be synchronised, the file system does it in its time.
-    if let Ok(folder) = File::open(folder_of(target)) {
+    if let Ok(folder) = File::open(folder) {
         let _ = folder.sync_all();
     }
     Ok(())
+}
+
+/// Makes a temporary file, which this process holds.
+fn make(named: &tempfile::Builder, folder: &Path) -> io::Result<tempfile::NamedTempFile> {
+    const ATTEMPTS: usize = 100;
+    let mut last = None;
+    for _ in 0..ATTEMPTS {
+        let file = named.tempfile_in(folder)?;
+        // A program that cleans may be faster.
+        match abandoned::lock(file.as_file()).and_then(|_| fs::symlink_metadata(file.path())) {
+            Ok(_) => return Ok(file),
+            Err(e) => last = Some(e),
+        }
+    }
+    Err(last.unwrap_or_else(|| io::ErrorKind::ResourceBusy.into()))
+}
+
+/// Removes what killed processes left of files that [`write_atomically`] was writing in a folder, and whose names begin
+/// like this. What living ones are writing stays.
+pub fn clean_partial_files(folder: &Path, begin: &str) {
+    abandoned::clean(folder, |name| {
+        name.strip_prefix('.').is_some_and(|name| name.starts_with(begin))
+    });
 }
 
 /// SHA-256 (FIPS 180-4) of bytes, as lower-case hexadecimal digits.
@@ -69,6 +106,21 @@ pub fn sha256<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> String {
     for part in parts {
         hash.update(part);
     }
+    hex(hash)
+}
+
+/// [`sha256`] of the bytes of many small values, which are not kept.
+pub fn sha256_of<const N: usize>(values: impl Iterator<Item = [u8; N]>) -> String {
+    const CHUNK: usize = 1 << 16;
+    let (mut hash, mut chunk) = (Sha256::new(), Vec::with_capacity(CHUNK + N));
+    for value in values {
+        chunk.extend(value);
+        if chunk.len() >= CHUNK {
+            hash.update(&chunk);
+            chunk.clear();
+        }
+    }
+    hash.update(&chunk);
     hex(hash)
 }
 
@@ -158,6 +210,9 @@ mod tests {
         let abc = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
         assert_eq!(sha256([]), nothing);
         assert_eq!(sha256([&b"a"[..], b"bc"]), abc);
+        assert_eq!(sha256_of(b"abc".iter().map(|&byte| [byte])), abc);
+        let many: Vec<[u8; 4]> = (0..50_000u32).map(u32::to_le_bytes).collect();
+        assert_eq!(sha256_of(many.iter().copied()), sha256([many.as_flattened()]));
     }
 
     #[test]
@@ -196,6 +251,28 @@ mod tests {
         assert_eq!(names(folder.path()), ["data"]);
         write_atomically(&path, |w| w.write_all(b"new")).expect("writes");
         assert_eq!(fs::read(&path).expect("it is there"), b"new");
+    }
+
+    #[test]
+    fn partial_files_of_dead_processes_are_removed_and_those_of_living_ones_are_not() {
+        let folder = tempfile::tempdir().expect("a folder");
+        for name in [".data.partialAb12Cd", ".other.partialAb12Cd", ".data.partial-notes"] {
+            fs::write(folder.path().join(name), "half").expect("writes");
+        }
+        let path = folder.path().join("data");
+        write_atomically(&path, |w| {
+            w.write_all(b"outer")?;
+            // Another writer of the same file, while this one is at work.
+            write_atomically(&path, |w| w.write_all(b"inner")).map_err(io::Error::other)
+        })
+        .expect("its own partial file is still there");
+        assert_eq!(fs::read(&path).expect("it is there"), b"outer");
+        assert_eq!(
+            names(folder.path()),
+            [".data.partial-notes", ".other.partialAb12Cd", "data"]
+        );
+        clean_partial_files(folder.path(), "oth");
+        assert_eq!(names(folder.path()), [".data.partial-notes", "data"]);
     }
 
     #[test]

@@ -1,0 +1,401 @@
+//! Folders that are replaced whole or not at all.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::abandoned::{hold, is_abandoned, is_partial_name};
+use super::folder_of;
+use crate::error::Error;
+
+/// Times that another program may come in between.
+const ATTEMPTS: usize = 100;
+
+/// What a folder has to hold so that another one may take its place.
+#[derive(Clone, Copy, Debug)]
+pub struct FolderKind {
+    /// Names of all files that such a folder may have.
+    pub names: &'static [&'static str],
+    /// The file that tells such a folder from another program's.
+    pub marker: &'static str,
+    /// Whether the contents of that file are those of such a folder.
+    pub is_own: fn(&[u8]) -> bool,
+}
+
+impl FolderKind {
+    /// Whether a folder of the kind may have a file of this name, or a killed process may have left it.
+    fn has(&self, name: &str) -> bool {
+        let of_partial = |own: &&str| name.strip_prefix('.').is_some_and(|name| name.starts_with(*own));
+        self.names.contains(&name) || is_partial_name(name) && self.names.iter().any(of_partial)
+    }
+}
+
+/// Why a folder was not replaced. It is as it was.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FolderError {
+    /// It is not one that may be replaced.
+    #[error(
+        "{}: not replaced, as it is no folder of a model alone: {message}\n  help: save the model in another folder",
+        folder.display()
+    )]
+    NotReplaced {
+        /// The folder.
+        folder: PathBuf,
+        /// What is in it.
+        message: String,
+    },
+
+    /// The file system failed.
+    #[error("{}: could not be {action}: {source}", path.display())]
+    Io {
+        /// The file or folder.
+        path: PathBuf,
+        /// What was tried.
+        action: &'static str,
+        /// What the operating system said.
+        source: io::Error,
+    },
+}
+
+impl FolderError {
+    fn io(path: &Path, action: &'static str) -> impl FnOnce(io::Error) -> Self {
+        let path = path.to_owned();
+        move |source| FolderError::Io { path, action, source }
+    }
+
+    /// It as an [`Error::File`].
+    pub fn into_error(self) -> Error {
+        match self {
+            FolderError::NotReplaced { folder, message } => Error::file(
+                &folder,
+                format!("is not replaced, as it is no folder of a model alone: {message}"),
+                "name another folder",
+            ),
+            FolderError::Io { path, action, source } => {
+                let remedy = match source.kind() {
+                    io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                        "make room on the disk, or write elsewhere"
+                    }
+                    _ => "name a folder that you can write to",
+                };
+                Error::file(
+                    &path,
+                    format!("could not be {action}: {source}; the folder is as it was"),
+                    remedy,
+                )
+            }
+        }
+    }
+}
+
+type Result<T> = std::result::Result<T, FolderError>;
+
+/// How a folder takes the place of another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Swap {
+    /// In one step where the file system has one, or else as below.
+    Exchange,
+    /// By two renames, with the old folder under the name of [`old_of`] in between.
+    Aside,
+}
+
+/// A folder that is written under a temporary name beside its place, which it takes with [`NewFolder::put`]. Whoever
+/// looks, also after a kill at any moment, finds the old folder or the new one, under its name or (only between two
+/// renames, where the system has no exchange) that of [`old_of`]. Dropped before, it is removed.
+#[derive(Debug)]
+pub struct NewFolder {
+    temporary: PathBuf,
+    place: PathBuf,
+    old: PathBuf,
+    kind: FolderKind,
+    /// Those that it gets in the end; until then nobody else can look into it.
+    permissions: fs::Permissions,
+    /// Tells other processes that this one is at work.
+    _held: Option<File>,
+}
+
+impl NewFolder {
+    /// An empty folder that is going to take the place of `folder`, whose parents are made if need be.
+    ///
+    /// # Errors
+    /// [`FolderError::NotReplaced`] for a folder that has anything else in it than its kind says; [`FolderError::Io`].
+    pub fn begin(folder: &Path, kind: FolderKind) -> Result<Self> {
+        // Through a link, so that it is its target that is replaced.
+        let place = fs::canonicalize(folder).unwrap_or_else(|_| folder.to_owned());
+        let (Some(name), Some(old)) = (place.file_name(), old_of(&place)) else {
+            return Err(FolderError::NotReplaced {
+                folder: place.clone(),
+                message: "it has no name".into(),
+            });
+        };
+        let parent = folder_of(&place);
+        fs::create_dir_all(&parent).map_err(FolderError::io(&parent, "made"))?;
+        if !place.exists() && old.is_dir() {
+            // A save was killed between its renames.
+            match fs::rename(&old, &place) {
+                Err(e) if !place.exists() => return Err(FolderError::io(&old, "renamed")(e)),
+                _ => {}
+            }
+        }
+        check_replaceable(&place, &kind)?;
+        let prefix = format!(".{}.new-", name.to_string_lossy());
+        clean(&parent, &prefix, &kind);
+        if place.exists() {
+            remove(&old, &kind);
+        }
+        let (temporary, held) = make(&parent, &prefix)?;
+        let as_found = fs::metadata(&place).or_else(|_| fs::metadata(&temporary));
+        let permissions = as_found.map_err(FolderError::io(&temporary, "read"))?.permissions();
+        let new = NewFolder {
+            temporary,
+            place,
+            old,
+            kind,
+            permissions,
+            _held: held,
+        };
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::PermissionsExt;
+            let own = fs::Permissions::from_mode(0o700);
+            fs::set_permissions(&new.temporary, own).map_err(FolderError::io(&new.temporary, "made"))?;
+        }
+        Ok(new)
+    }
+
+    /// Where its files are to be written until it takes its place.
+    pub fn path(&self) -> &Path {
+        &self.temporary
+    }
+
+    /// Puts it in its place, on the disk. Files that the old folder has already keep their permissions.
+    ///
+    /// # Errors
+    /// [`FolderError::Io`], with the old folder as it was.
+    pub fn put(self) -> Result<()> {
+        self.put_by(match cfg!(target_os = "linux") {
+            true => Swap::Exchange,
+            false => Swap::Aside,
+        })
+    }
+
+    fn put_by(self, swap: Swap) -> Result<()> {
+        self.finish().map_err(FolderError::io(&self.temporary, "written"))?;
+        let moved = put(&self.temporary, &self.place, &self.old, &self.kind, swap);
+        moved.map_err(FolderError::io(&self.place, "replaced"))?;
+        // The renames are in the parent; where that cannot be synchronised, the file system does it in its time.
+        sync_folder(&folder_of(&self.place));
+        Ok(())
+    }
+
+    fn finish(&self) -> io::Result<()> {
+        for entry in fs::read_dir(&self.temporary)? {
+            let path = entry?.path();
+            // Without this, a crash of the machine could leave the new names with no contents.
+            File::options().write(true).open(&path)?.sync_all()?;
+            if let Some(Ok(found)) = path.file_name().map(|name| fs::metadata(self.place.join(name))) {
+                fs::set_permissions(&path, found.permissions())?;
+            }
+        }
+        sync_folder(&self.temporary);
+        fs::set_permissions(&self.temporary, self.permissions.clone())
+    }
+}
+
+impl Drop for NewFolder {
+    fn drop(&mut self) {
+        // It has the old files now, or the new ones that are not wanted.
+        remove(&self.temporary, &self.kind);
+    }
+}
+
+/// The name that a folder has while another takes its place, where that takes two renames.
+pub fn old_of(folder: &Path) -> Option<PathBuf> {
+    let name = folder.file_name()?.to_string_lossy();
+    Some(folder.with_file_name(format!(".{name}.old")))
+}
+
+/// Where a folder is that may be being replaced: under its own name, or that of [`old_of`].
+pub fn place_of(folder: &Path) -> PathBuf {
+    match (folder.exists(), old_of(folder)) {
+        (false, Some(old)) if old.is_dir() => old,
+        _ => folder.to_owned(),
+    }
+}
+
+/// Checks that [`NewFolder::begin`] can write the folder: what is there may be replaced, and its parent takes files.
+///
+/// # Errors
+/// As there.
+pub fn prepare_folder(folder: &Path, kind: FolderKind) -> Result<()> {
+    NewFolder::begin(folder, kind).map(drop)
+}
+
+/// Makes a folder with a name of this process, which it holds.
+fn make(parent: &Path, prefix: &str) -> Result<(PathBuf, Option<File>)> {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let mut last = None;
+    for _ in 0..ATTEMPTS {
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let folder = parent.join(format!("{prefix}{}-{count}", std::process::id()));
+        match fs::create_dir(&folder) {
+            Ok(()) => {}
+            // That of another process with this number: of an earlier time, or of another machine.
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
+                last = Some(e);
+                continue;
+            }
+            Err(e) => return Err(FolderError::io(&folder, "made")(e)),
+        }
+        match hold(&folder) {
+            Ok(held) => return Ok((folder, held)),
+            // A program that cleans was faster.
+            Err(e) => last = Some(e),
+        }
+    }
+    let error = last.unwrap_or_else(|| io::ErrorKind::ResourceBusy.into());
+    Err(FolderError::io(parent, "given a folder in it")(error))
+}
+
+/// Refuses to replace what is not of the kind.
+fn check_replaceable(folder: &Path, kind: &FolderKind) -> Result<()> {
+    let refuse = |message: String| {
+        Err(FolderError::NotReplaced {
+            folder: folder.to_owned(),
+            message,
+        })
+    };
+    let entries = match fs::read_dir(folder) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(e) if e.kind() == io::ErrorKind::NotADirectory => return refuse("it is a file".into()),
+        Err(e) => return Err(FolderError::io(folder, "read")(e)),
+        Ok(entries) => entries,
+    };
+    let mut is_empty = true;
+    for entry in entries {
+        let entry = entry.map_err(FolderError::io(folder, "read"))?;
+        let name = entry.file_name();
+        is_empty = false;
+        if !kind.has(&name.to_string_lossy()) {
+            return refuse(format!("it holds '{}'", name.to_string_lossy()));
+        }
+    }
+    if is_empty {
+        return Ok(());
+    }
+    // Another program's file may have the same name. A save may come in between, so a missing one is looked for twice.
+    let path = folder.join(kind.marker);
+    let text = fs::read(&path).or_else(|_| fs::read(&path));
+    match text.is_ok_and(|text| (kind.is_own)(&text)) {
+        true => Ok(()),
+        false => refuse(format!("its {} is not that of a model", kind.marker)),
+    }
+}
+
+fn sync_folder(folder: &Path) {
+    if let Ok(folder) = File::open(folder) {
+        let _ = folder.sync_all();
+    }
+}
+
+/// Gives the folder `new` the name of `place`. What was there has the name of `new` then, or is gone.
+fn put(new: &Path, place: &Path, old: &Path, kind: &FolderKind, swap: Swap) -> io::Result<()> {
+    let mut last = None;
+    for _ in 0..ATTEMPTS {
+        if !place.exists() {
+            match fs::rename(new, place) {
+                Ok(()) => return Ok(()),
+                // Another program was faster.
+                Err(_) if place.exists() => {}
+                Err(e) => return Err(e),
+            }
+        }
+        if swap == Swap::Exchange {
+            match exchange(new, place) {
+                Ok(()) => return Ok(()),
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                    last = Some(e);
+                    continue;
+                }
+                // A system or file system that has no exchange.
+                Err(_) => {}
+            }
+        }
+        match fs::rename(place, old) {
+            Ok(()) => {}
+            Err(e) => {
+                // Where the folder is there, the old one is not needed. Where it is not, another program is at the same.
+                if e.kind() != io::ErrorKind::NotFound {
+                    remove(old, kind);
+                }
+                last = Some(e);
+                continue;
+            }
+        }
+        match fs::rename(new, place) {
+            Ok(()) => {
+                remove(old, kind);
+                return Ok(());
+            }
+            Err(e) => {
+                let _ = fs::rename(old, place);
+                last = Some(e);
+            }
+        }
+    }
+    Err(last.unwrap_or_else(|| io::ErrorKind::ResourceBusy.into()))
+}
+
+/// Exchanges the names of two folders in one step.
+#[cfg(target_os = "linux")]
+fn exchange(a: &Path, b: &Path) -> io::Result<()> {
+    use std::ffi::CString;
+    use std::os::unix::ffi::OsStrExt;
+
+    let [a, b] = [a, b].map(|path| CString::new(path.as_os_str().as_bytes()));
+    let (a, b) = (a?, b?);
+    // SAFETY: both paths end with a zero byte and live until the call returns, which keeps nothing of them.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_renameat2,
+            libc::AT_FDCWD,
+            a.as_ptr(),
+            libc::AT_FDCWD,
+            b.as_ptr(),
+            libc::RENAME_EXCHANGE,
+        )
+    };
+    match result {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn exchange(_: &Path, _: &Path) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+/// Removes a folder of the kind, and nothing that is not of one. What cannot be removed is only in the way.
+fn remove(folder: &Path, kind: &FolderKind) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        if kind.has(&entry.file_name().to_string_lossy()) {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+    let _ = fs::remove_dir(folder);
+}
+
+/// Removes what killed programs left.
+fn clean(parent: &Path, prefix: &str, kind: &FolderKind) {
+    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+        if entry.file_name().to_string_lossy().starts_with(prefix) && is_abandoned(&entry.path()) {
+            remove(&entry.path(), kind);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,246 @@
+//! Attention to keys and values in the blocks of a paged cache.
+
+use super::dims::operand;
+use super::{Attention, AttentionDims, AttentionOptions, NO_WINDOW, empty_results};
+use crate::NodeId;
+use crate::dtype::DType;
+use crate::graph::{Graph, Value};
+use crate::ops::sample::{Sample, SampleInput, Sizes};
+use crate::ops::{Arity, AttrDecls, Call, Cost, Doc, Expansion, Gradient, OpRef, Operator, Semantics};
+use crate::shape::TensorType;
+
+pub(in crate::ops) struct PagedAttention;
+
+/// Sizes of a `core.paged_attention` call.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PagedDims {
+    /// One sequence of as many queries as there are rows, with the rows of a block table's row as keys. Which keys a row
+    /// sees depends on its position.
+    pub dims: AttentionDims,
+    /// Blocks of the cache.
+    pub blocks: usize,
+    /// Rows of a block.
+    pub block_rows: usize,
+    /// Blocks of a sequence: columns of the block table.
+    pub table_len: usize,
+}
+
+impl PagedDims {
+    /// Reads the dimensions of a call.
+    ///
+    /// # Errors
+    /// When operands and attributes do not fit, in the operator's words.
+    pub fn of(call: &Call) -> Result<Self, String> {
+        let [q, k, v, positions, table] = call.inputs else {
+            return Err("takes queries, cached keys, cached values, positions and a block table".into());
+        };
+        // What the operands have in common with attention to one sequence.
+        let dims = AttentionDims::attributes_of(&Call {
+            inputs: &call.inputs[..3],
+            ..*call
+        })?;
+        let (leading, rows) = operand("the queries", q, dims.heads, dims.head_dim)?;
+        if !leading.is_empty() {
+            return Err(format!(
+                "the queries {q} have leading axes; each row is a token of some sequence: [rows, heads * head_dim]"
+            ));
+        }
+        let (blocks, block_rows) = operand("the keys", k, dims.kv_heads, dims.head_dim)?;
+        let &[blocks] = blocks else {
+            return Err(format!(
+                "the keys {k} are no cache [blocks, block_rows, heads * head_dim]"
+            ));
+        };
+        if k.shape != v.shape {
+            return Err(format!("the cached keys {k} and values {v} differ in their shapes"));
+        }
+        if blocks == 0 || block_rows == 0 {
+            return Err(format!("the keys {k} have no rows, so there is nothing to attend to"));
+        }
+        if positions.dtype != DType::U32 || positions.shape.dims() != [rows] {
+            return Err(format!(
+                "the positions are {positions}, but there is one for each query: u32 [{rows}]"
+            ));
+        }
+        let table_len = match table.shape.dims() {
+            &[of_rows, len] if of_rows == rows && len > 0 && table.dtype == DType::U32 => len,
+            _ => {
+                return Err(format!(
+                    "the block table is {table}, but has the blocks of each query's sequence: u32 [{rows}, at least 1]"
+                ));
+            }
+        };
+        let rows_k = table_len
+            .checked_mul(block_rows)
+            .ok_or("the block table has more rows than there can be")?;
+        Ok(PagedDims {
+            dims: AttentionDims {
+                batch: 1,
+                rows_q: rows,
+                rows_k,
+                ..dims
+            },
+            blocks,
+            block_rows,
+            table_len,
+        })
+    }
+}
+
+fn decompose(cx: &mut Expansion) -> Result<Vec<Value>, String> {
+    let PagedDims { dims, .. } = cx.with_call(PagedDims::of)?;
+    if dims.rows_q == 0 {
+        return Ok(empty_results(cx));
+    }
+    let &[q, k, v, positions, table] = cx.inputs else {
+        return Err("takes queries, cached keys, cached values, positions and a block table".into());
+    };
+    let g = &mut *cx.graph;
+    let rows = dims.rows_q;
+    // Every row as a sequence of one query, whose blocks are brought together.
+    let [k, v] = [k, v].map(|cache| {
+        let width = *g.shape(cache).last().unwrap_or(&0);
+        let blocks = g.gather(cache, table);
+        g.reshape(blocks, &[rows, dims.rows_k, width])
+    });
+    let last = g.scalar_of(DType::U32, (dims.rows_k - 1) as f64);
+    let inside = g.less_than(positions, last);
+    let positions = g.select(inside, positions, last);
+    let q = g.reshape(q, &[rows, 1, dims.heads * dims.head_dim]);
+    let out = g.call(
+        OpRef::new(&super::CachedAttention),
+        cx.attrs.clone(),
+        vec![q.into(), k.into(), v.into(), positions.into()],
+    );
+    Ok(vec![g.reshape(out, &cx.outputs[0].shape).into()])
+}
+
+impl Operator for PagedAttention {
+    fn name(&self) -> &'static str {
+        "core.paged_attention"
+    }
+
+    fn signature(&self) -> String {
+        "g.paged_attention(q, k_cache, v_cache, positions, block_table, options)".into()
+    }
+
+    fn doc(&self) -> Doc {
+        Doc {
+            shapes: "q [rows, num_heads * head_dim], cached keys and values [blocks, block_rows, num_kv_heads * head_dim], positions (u32) [rows], block table (u32) [rows, blocks of a sequence] -> as q",
+            formula: "core.attention of each row r to rows 0 .. positions[r] of its own sequence, with a window w to the last w of these; row j of the sequence is row j % block_rows of block block_table[r, j / block_rows]. A position beyond the table's rows sees all of them. Whatever other rows hold changes nothing. A block that is not there is an error of the step",
+            source: "PagedAttention (Kwon et al., 2023)",
+        }
+    }
+
+    fn arity(&self) -> Arity {
+        Arity::Exactly(5)
+    }
+
+    fn attributes(&self) -> AttrDecls {
+        let mut all = Attention.attributes();
+        all.retain(|(name, _)| *name != "causal");
+        all
+    }
+
+    fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {
+        PagedDims::of(call)?;
+        Ok(vec![call.inputs[0].clone()])
+    }
+
+    fn index_bound(&self, call: &Call) -> Option<(usize, usize)> {
+        Some((4, PagedDims::of(call).ok()?.blocks))
+    }
+
+    fn gradient(&self) -> Gradient<'_> {
+        Gradient::Decomposed
+    }
+
+    fn semantics(&self) -> Semantics<'_> {
+        Semantics::composite(decompose)
+    }
+
+    fn cost(&self, call: &Call) -> Cost {
+        // Of full caches: how many rows are valid is not known before the step.
+        let Ok(PagedDims { dims, .. }) = PagedDims::of(call) else {
+            return Cost::streaming(call, 0);
+        };
+        let pairs = (dims.rows_q as u64).saturating_mul(dims.rows_k as u64);
+        let products = pairs.saturating_mul((dims.heads * dims.head_dim) as u64);
+        Cost {
+            flops: products.saturating_mul(4),
+            ..Cost::streaming(call, 0)
+        }
+    }
+
+    fn samples(&self, sizes: &mut Sizes) -> Vec<Sample> {
+        let (rows, len, kv, width) = (sizes.dim(9), sizes.dim(6), 1 + sizes.below(3), sizes.dim(33));
+        let heads = kv * (1 + sizes.below(3));
+        let block_rows = sizes.dim(20);
+        vec![
+            call_of([1, 1], [1, 1], [1, 1, 1], 0),
+            call_of([1, 3], [5, 4], [4, 2, 4], 0),
+            call_of([4, 2], [3, 8], [2, 1, 3], 0),
+            call_of([3, 4], [9, 16], [9, 3, 64], 0),
+            call_of([5, 3], [4, 5], [2, 2, 8], 6),
+            call_of([20, 2], [4, 3], [3, 1, 6], 0),
+            call_of([2, 3], [4, 100], [2, 1, 17], 0),
+            call_of([rows, len], [len + 2, block_rows], [heads, kv, width], 0),
+        ]
+    }
+}
+
+/// A call with operands of these sizes: queries and blocks of each; blocks and their rows; heads, key-value heads and width.
+fn call_of(
+    [rows, table_len]: [usize; 2],
+    [blocks, block_rows]: [usize; 2],
+    [heads, kv_heads, width]: [usize; 3],
+    window: i64,
+) -> Sample {
+    let options = AttentionOptions::new(heads as u32, kv_heads as u32, width as u32);
+    let attrs = options.mask(options.heads()).with("window", window);
+    let cache = [blocks, block_rows, kv_heads * width];
+    let label = format!(
+        "{rows} rows of {table_len} blocks of {blocks} of {block_rows} rows, {heads} on {kv_heads} heads of {width}, window {window}"
+    );
+    let inputs = vec![
+        SampleInput::f32(&[rows, heads * width]),
+        SampleInput::f32(&cache),
+        SampleInput::f32(&cache),
+        // One position beyond the table's rows, too.
+        SampleInput::below(&[rows], table_len * block_rows + 1),
+        SampleInput::below(&[rows, table_len], blocks),
+    ];
+    Sample::new(label, inputs, attrs)
+}
+
+impl Graph {
+    /// Attention of tokens of several sequences to their paged caches: row `r` of `q [rows, num_heads * head_dim]` sees rows
+    /// `0..=positions[r]` of its sequence, of which row `j` is row `j % block_rows` of block
+    /// `block_table[r, j / block_rows]` of `k_cache` and `v_cache [blocks, block_rows, num_kv_heads * head_dim]`.
+    /// `positions` is `u32 [rows]`, `block_table` `u32 [rows, blocks of a sequence]`. Shaped as `q`.
+    ///
+    /// It is causal, whatever `options` say. A position beyond the table's rows sees all of them. What other rows hold, NaN
+    /// included, changes nothing. A block that is not there is an error of the step.
+    #[track_caller]
+    pub fn paged_attention(
+        &mut self,
+        q: impl Into<Value>,
+        k_cache: impl Into<Value>,
+        v_cache: impl Into<Value>,
+        positions: impl Into<Value>,
+        block_table: impl Into<Value>,
+        options: AttentionOptions,
+    ) -> NodeId {
+        if options.window == Some(0) {
+            return self.report(PagedAttention.name(), NO_WINDOW[0], NO_WINDOW[1]);
+        }
+        let operands = vec![
+            q.into(),
+            k_cache.into(),
+            v_cache.into(),
+            positions.into(),
+            block_table.into(),
+        ];
+        self.call(OpRef::new(&PagedAttention), options.mask(options.heads()), operands)
+    }
+}

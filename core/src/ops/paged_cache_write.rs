@@ -1,0 +1,170 @@
+//! Rows written into the blocks of a paged key-value cache.
+
+use super::sample::{Sample, SampleInput, Sizes};
+use super::{Arity, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics};
+use crate::NodeId;
+use crate::attrs::Attrs;
+use crate::dtype::DType;
+use crate::graph::{Graph, Value};
+use crate::shape::TensorType;
+
+pub(super) struct PagedCacheWrite;
+
+/// Sizes of a `core.paged_cache_write` call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PagedWriteDims {
+    /// Rows that are given.
+    pub rows: usize,
+    /// Elements of a row.
+    pub width: usize,
+    /// Rows of all blocks of the cache together.
+    pub slots: usize,
+}
+
+impl PagedWriteDims {
+    /// Reads the dimensions of a call.
+    ///
+    /// # Errors
+    /// When the operands do not fit, in the operator's words.
+    pub fn of(call: &Call) -> Result<Self, String> {
+        let [new, cache, slots] = call.inputs else {
+            return Err("takes new rows, a cache and slots".into());
+        };
+        if new.dtype != cache.dtype {
+            return Err(format!(
+                "the new rows {new} have another element type than the cache {cache}; use `cast` to convert one"
+            ));
+        }
+        let (&[rows, width], &[blocks, block_rows, wide]) = (new.shape.dims(), cache.shape.dims()) else {
+            return Err(format!(
+                "takes new rows [rows, width] and a cache [blocks, block_rows, width], not {new} and {cache}"
+            ));
+        };
+        if width != wide {
+            return Err(format!(
+                "the new rows {new} do not fit the cache {cache}; their last axes must be equal"
+            ));
+        }
+        if slots.dtype != DType::U32 || slots.shape.dims() != [rows] {
+            return Err(format!(
+                "the slots are {slots}, but there is one for each new row: u32 [{rows}]"
+            ));
+        }
+        Ok(PagedWriteDims {
+            rows,
+            width,
+            slots: blocks * block_rows,
+        })
+    }
+}
+
+impl Operator for PagedCacheWrite {
+    fn name(&self) -> &'static str {
+        "core.paged_cache_write"
+    }
+
+    fn signature(&self) -> String {
+        "g.paged_cache_write(new, cache, slots)".into()
+    }
+
+    fn doc(&self) -> Doc {
+        Doc {
+            shapes: "new rows [rows, width], cache [blocks, block_rows, width], slots (u32) [rows] -> as the cache",
+            formula: "the cache with row slots[i] % block_rows of block slots[i] / block_rows replaced by new row i, the last one where a slot repeats; the state or parameter holds it from now on. The slot blocks * block_rows writes nothing, one above is an error of the step",
+            source: "the slot mapping of PagedAttention (Kwon et al., 2023), in place",
+        }
+    }
+
+    fn arity(&self) -> Arity {
+        Arity::Exactly(3)
+    }
+
+    fn infer(&self, call: &Call) -> Result<Vec<TensorType>, String> {
+        PagedWriteDims::of(call)?;
+        Ok(vec![call.inputs[1].clone()])
+    }
+
+    fn writes(&self) -> &'static [(usize, usize)] {
+        &[(1, 0)]
+    }
+
+    fn index_bound(&self, call: &Call) -> Option<(usize, usize)> {
+        Some((2, PagedWriteDims::of(call).ok()?.slots + 1))
+    }
+
+    fn gradient(&self) -> Gradient<'_> {
+        Gradient::Decomposed
+    }
+
+    fn semantics(&self) -> Semantics<'_> {
+        Semantics::composite(|cx| {
+            let &[new, cache, slots] = cx.inputs else {
+                return Err("takes new rows, a cache and slots".into());
+            };
+            let dims = cx.with_call(PagedWriteDims::of)?;
+            if dims.rows == 0 {
+                return Ok(vec![cache]);
+            }
+            let g = &mut *cx.graph;
+            let shape = g.shape(cache).to_vec();
+            let flat = g.reshape(cache, &[dims.slots, dims.width]);
+            // A row more, for those that are written nowhere.
+            let spare = g.full(g.dtype(cache), 0.0, &[1, dims.width]);
+            let all = g.concat(&[flat, spare], 0);
+            let written = g.scatter(all, slots, new, 0);
+            let kept = g.slice_axis(written, 0, 0, dims.slots);
+            Ok(vec![g.reshape(kept, &shape).into()])
+        })
+    }
+
+    fn cost(&self, call: &Call) -> Cost {
+        // The other rows are not touched.
+        Cost {
+            flops: 0,
+            bytes: call.inputs.first().map_or(0, |new| 2 * new.bytes() as u64),
+        }
+    }
+
+    fn samples(&self, sizes: &mut Sizes) -> Vec<Sample> {
+        let (rows, blocks, block_rows, width) = (sizes.dim(20), sizes.dim(9), sizes.dim(9), sizes.dim(40));
+        [
+            (1, [1, 1, 1]),
+            (1, [3, 4, 5]),
+            // Some slots repeat, and some rows are written nowhere.
+            (9, [2, 2, 3]),
+            (16, [7, 8, 64]),
+            (rows, [blocks, block_rows, width]),
+        ]
+        .into_iter()
+        .map(|(rows, cache)| {
+            let [blocks, block_rows, width] = cache;
+            let inputs = vec![
+                SampleInput::f32(&[rows, width]),
+                SampleInput::f32(&cache).state(),
+                SampleInput::below(&[rows], blocks * block_rows + 1),
+            ];
+            Sample::new(format!("{rows} rows into {cache:?}"), inputs, Attrs::new())
+        })
+        .collect()
+    }
+}
+
+impl Graph {
+    /// Writes rows into a paged key-value cache: row `i` of `new [rows, width]` becomes row `slots[i] % block_rows` of block
+    /// `slots[i] / block_rows` of `cache [blocks, block_rows, width]`, a state or parameter; the other rows stay what they
+    /// are. `slots` is `u32 [rows]`; the slot `blocks * block_rows` writes nothing, so a step may have rows that stand for
+    /// no token. Of rows with one slot the last is written.
+    ///
+    /// The write happens in place, even if its result is unused, and later reads of `cache` see it. Returns the cache.
+    /// A slot that is not there is an error of the step.
+    #[track_caller]
+    pub fn paged_cache_write(
+        &mut self,
+        new: impl Into<Value>,
+        cache: impl Into<Value>,
+        slots: impl Into<Value>,
+    ) -> NodeId {
+        let operands = vec![new.into(), cache.into(), slots.into()];
+        self.call(OpRef::new(&PagedCacheWrite), Attrs::new(), operands)
+    }
+}
