@@ -1,7 +1,7 @@
 //! The CPU as a backend with one device.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Once, PoisonError, Weak};
 use std::time::Duration;
 
 use meganeura_core::backend::{
@@ -76,6 +76,19 @@ fn available_threads() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
+/// More threads than this only take memory, up to where the system gives no more, and the process ends.
+const MAX_THREADS: usize = 1024;
+
+/// A number of threads that a machine can have; `origin` says where it came from.
+fn capped(threads: usize, origin: &str) -> usize {
+    static SAID: Once = Once::new();
+    let most = MAX_THREADS.max(available_threads());
+    if threads > most {
+        SAID.call_once(|| log::warn!("{origin} is {threads}; {most} threads are used, the most that there may be"));
+    }
+    threads.min(most)
+}
+
 /// Threads by environment, configuration (`backend.cpu.threads`) or the number of processors.
 fn thread_count(config: &Config) -> Result<usize> {
     let fail = |text: &str| Error::Config {
@@ -84,7 +97,8 @@ fn thread_count(config: &Config) -> Result<usize> {
     };
     if let Some(value) = std::env::var_os(THREADS_VARIABLE).filter(|v| !v.is_empty()) {
         let text = value.to_string_lossy();
-        return text.trim().parse().ok().filter(|&n| n > 0).ok_or_else(|| fail(&text));
+        let count = text.trim().parse().ok().filter(|&n| n > 0);
+        return count.map(|n| capped(n, THREADS_VARIABLE)).ok_or_else(|| fail(&text));
     }
     config.check_backend("cpu", &["threads"])?;
     match config.backend_size("cpu", "threads")? {
@@ -92,7 +106,7 @@ fn thread_count(config: &Config) -> Result<usize> {
             origin: config.origin(),
             message: "backend.cpu.threads is 0; it is 1 or more".into(),
         }),
-        Some(n) => Ok(n),
+        Some(n) => Ok(capped(n, "backend.cpu.threads")),
         None => Ok(available_threads()),
     }
 }
@@ -150,6 +164,10 @@ impl Device for CpuDevice {
         }
     }
 
+    fn efficiency(&self, kernel: &KernelDesc) -> f64 {
+        kernels::efficiency(kernel)
+    }
+
     fn kernels(&self) -> String {
         format!("{} {:?}", env!("CARGO_PKG_VERSION"), kernels::registered_kernels())
     }
@@ -174,6 +192,20 @@ impl Device for CpuDevice {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn more_threads_than_a_machine_can_have_are_not_started() {
+        assert_eq!(capped(3, "a setting"), 3);
+        assert_eq!(capped(1_000_000, "a setting"), MAX_THREADS.max(available_threads()));
+        // Unless the variable, which comes first, is set.
+        if std::env::var_os(THREADS_VARIABLE).is_none() {
+            let path = std::env::temp_dir().join(format!("meganeura-threads-{}.toml", std::process::id()));
+            std::fs::write(&path, "[backend.cpu]\nthreads = 100000\n").expect("written");
+            let config = Config::read(&path).expect("a configuration");
+            std::fs::remove_file(&path).expect("it was there");
+            assert!(thread_count(&config).expect("capped") <= MAX_THREADS.max(available_threads()));
+        }
+    }
 
     /// Scratch of kernels is refused before it is allocated, too.
     #[test]

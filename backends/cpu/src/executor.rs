@@ -4,7 +4,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
 
-use meganeura_core::backend::{Capabilities, Executable, PassTiming, StepArgs, StepStats, Ticket, pass_label};
+use meganeura_core::backend::{
+    Capabilities, DeviceBuffer, Executable, PassTiming, StepArgs, StepStats, Ticket, pass_label,
+};
+use meganeura_core::files::address_space_left;
 use meganeura_core::ops::Call;
 use meganeura_core::plan::{BufferRef, ExecutionPlan, HostIndices, Part as Place, Segment, check_fit};
 use meganeura_core::{Error, Result};
@@ -84,6 +87,28 @@ pub(crate) fn out_of_memory(bytes: usize) -> Error {
         available: None,
         remedy: "use a smaller batch or a smaller model".into(),
     }
+}
+
+/// Whether a limit of the address space (`ulimit -v`) leaves room for the copies on the host of what a plan keeps, which
+/// are made when parameters are set, read or saved, and for what is `kept` of exposed ones: there the process would end.
+fn check_address_space(plan: &ExecutionPlan, kept: usize, left: Option<u64>) -> Result<()> {
+    /// For everything else: examples, texts, stacks of threads.
+    const REST: usize = 32 << 20;
+    let Some(left) = left else { return Ok(()) };
+    let leaves = plan.param_buffers.iter().map(|(_, buffer)| *buffer);
+    let leaves = leaves.chain(plan.state_buffers.iter().map(|state| state.buffer));
+    let copies: usize = leaves.map(|buffer| plan.buffers[buffer.index()]).sum();
+    // One copy that is read, and one that is encoded.
+    let requested = copies.saturating_mul(2).saturating_add(kept).saturating_add(REST);
+    if requested as u64 <= left {
+        return Ok(());
+    }
+    Err(Error::OutOfMemory {
+        device: "cpu".into(),
+        requested,
+        available: Some(left),
+        remedy: "raise the limit of the address space (`ulimit -v`), or use a smaller batch or a smaller model".into(),
+    })
 }
 
 /// A plan's kernels, and the memory that they need beside the plan's buffers.
@@ -176,9 +201,12 @@ impl CpuExecutable {
                 .filter(|f| s.range().contains(&f.dispatch))
                 .collect()
         };
+        let (shared, private) = (block(scratch.shared)?, block(private_len * pool.threads())?);
+        let kept = exposed.iter().map(|buffer| plan.buffers[buffer.index()]).sum();
+        check_address_space(plan, kept, address_space_left())?;
         Ok(CpuExecutable {
-            shared: block(scratch.shared)?,
-            private: block(private_len * pool.threads())?,
+            shared,
+            private,
             private_len,
             arena,
             segments,
@@ -365,6 +393,16 @@ impl Executable for CpuExecutable {
 
     fn read(&mut self, buffer: BufferRef, offset: u64, bytes: &mut [u8]) -> Result<()> {
         self.read_part(buffer, &one_run(offset, bytes.len())?, bytes)
+    }
+
+    fn device_buffer(&mut self, buffer: BufferRef) -> Result<Option<DeviceBuffer>> {
+        self.check_usable()?;
+        let known = self.arena.size(buffer).filter(|_| self.orders.of(buffer).is_none());
+        Ok(known.map(|bytes| DeviceBuffer {
+            address: self.arena.pointer(buffer) as u64,
+            bytes: bytes as u64,
+            stream: None,
+        }))
     }
 
     fn write_part(&mut self, buffer: BufferRef, part: &Place, bytes: &[u8]) -> Result<()> {

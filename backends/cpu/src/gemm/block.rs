@@ -2,7 +2,7 @@
 
 use super::kernels::KernelSet;
 use super::spec::{Kernel, Strides};
-use super::tile::Tile;
+use super::tile::{Pieces, Tile};
 use crate::share::share;
 
 /// The inner loops of one instruction set, called block by block.
@@ -51,6 +51,74 @@ impl Blocks {
     /// With the inner loops of a kernel, or the fastest ones if this CPU cannot run these.
     pub(crate) fn with_kernel(kernel: Kernel) -> Self {
         Blocks { set: kernel.set() }
+    }
+
+    /// Rows of the tallest tile of an A in pieces.
+    pub(crate) fn piece_rows(&self) -> usize {
+        self.set.pieces.len()
+    }
+
+    /// Columns of a panel.
+    pub(crate) fn panel_cols(&self) -> usize {
+        self.set.tile_cols
+    }
+
+    /// `C[rows, cols] = A[rows, pieces * k] · B[pieces * k, cols]`, or adds it, where the rows of A are in pieces of `k` elements
+    /// and there are at most as many as a tile has ([`Self::piece_rows`]).
+    ///
+    /// # Safety
+    ///
+    /// As for [`Self::multiply`]; each pointer of a row must be valid for `k` elements.
+    pub(crate) unsafe fn multiply_pieces(&self, a: &Pieces, b: Panels, c: Target, [rows, cols, k]: [usize; 3]) {
+        for panel in 0..cols.div_ceil(self.set.tile_cols) {
+            // SAFETY: elements of the block in B and C; the kernel for the tile's rows and columns. Pieces stand for A.
+            unsafe {
+                let none = Left {
+                    start: b.start,
+                    strides: Strides { row: 0, col: 1 },
+                };
+                let tile = self.tile(none, b, c, [0, panel], [cols, k]);
+                self.set.run_pieces(&self.set.pieces[rows - 1], &tile, a);
+            }
+        }
+    }
+
+    /// The tile of a product of so many columns, from a row and in a panel.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Self::multiply`]: the row and the panel are those of the operands.
+    unsafe fn tile(
+        &self,
+        a: Left,
+        b: Panels,
+        c: Target,
+        [first_row, panel]: [usize; 2],
+        [cols, k]: [usize; 2],
+    ) -> Tile {
+        let width = self.set.tile_cols;
+        let first_col = panel * width;
+        // SAFETY: elements of the operands, as the caller says.
+        unsafe {
+            let to = c.start.add(first_row * c.row + first_col);
+            Tile {
+                a: a.start.add(first_row * a.strides.row),
+                a_row: a.strides.row,
+                a_col: a.strides.col,
+                b: b.start.add(panel * b.panel),
+                b_row: b.row,
+                c: to,
+                c_row: c.row,
+                k,
+                cols: width.min(cols - first_col),
+                base: if c.add { to.cast_const() } else { std::ptr::null() },
+                base_row: c.row,
+                copy: std::ptr::null_mut(),
+                copy_row: 0,
+                prefetch: b.start,
+                ahead_row: 0,
+            }
+        }
     }
 
     /// f32s of a block of B that is packed.
@@ -122,33 +190,14 @@ impl Blocks {
     pub(crate) unsafe fn multiply(&self, a: Left, b: Panels, c: Target, [rows, cols, k]: [usize; 3]) {
         let by_rows = a.strides.col == 1;
         let kernels = if by_rows { self.set.by_rows } else { self.set.by_cols };
-        let width = self.set.tile_cols;
         let tiles = rows.div_ceil(kernels.len());
-        for panel in 0..cols.div_ceil(width) {
-            let col = panel * width;
+        for panel in 0..cols.div_ceil(self.set.tile_cols) {
             for index in 0..tiles {
                 let rows = share(rows, tiles, index);
                 let kernels = &kernels[rows.len() - 1];
                 // SAFETY: elements of the block in A, B and C; the kernel for the tile's rows and columns.
                 unsafe {
-                    let to = c.start.add(rows.start * c.row + col);
-                    let tile = Tile {
-                        a: a.start.add(rows.start * a.strides.row),
-                        a_row: a.strides.row,
-                        a_col: a.strides.col,
-                        b: b.start.add(panel * b.panel),
-                        b_row: b.row,
-                        c: to,
-                        c_row: c.row,
-                        k,
-                        cols: width.min(cols - col),
-                        base: if c.add { to.cast_const() } else { std::ptr::null() },
-                        base_row: c.row,
-                        copy: std::ptr::null_mut(),
-                        copy_row: 0,
-                        prefetch: b.start,
-                        ahead_row: 0,
-                    };
+                    let tile = self.tile(a, b, c, [rows.start, panel], [cols, k]);
                     self.set.run(kernels, &tile);
                 }
             }
@@ -183,6 +232,63 @@ mod tests {
                         7.0
                     };
                     assert_eq!(c, want, "{rows} {cols} {k} [{i}, {j}]");
+                }
+            }
+        }
+    }
+
+    /// Rows in pieces, some of which are shared, against rows that are put together.
+    #[test]
+    fn products_of_pieces() {
+        for kernel in Kernel::available() {
+            let blocks = Blocks::with_kernel(kernel);
+            for (rows, cols, count, k) in [
+                (1, 1, 1, 1),
+                (3, 40, 9, 4),
+                (6, 33, 4, 7),
+                (5, 64, 2, 16),
+                (2, 16, 3, 5),
+            ] {
+                let from: Vec<f32> = (0..(rows + count) * k).map(|i| (i * 7 % 11) as f32 - 5.0).collect();
+                let b: Vec<f32> = (0..count * k * cols).map(|i| (i * 5 % 13) as f32 - 6.0).collect();
+                let mut packed = vec![0.0; blocks.packed_len(count * k, cols)];
+                let at = |piece: usize, row: usize| (row + piece) * k;
+                let pointers = (0..count).flat_map(|piece| (0..rows).map(move |row| (piece, row)));
+                let pointers: Vec<*const f32> = pointers.map(|(piece, row)| from[at(piece, row)..].as_ptr()).collect();
+                for add in [false, true] {
+                    let mut c = vec![2.0f32; rows * (cols + 3)];
+                    let target = Target {
+                        start: c.as_mut_ptr(),
+                        row: cols + 3,
+                        add,
+                    };
+                    let pieces = Pieces {
+                        pointers: pointers.as_ptr(),
+                        step: rows,
+                        count,
+                    };
+                    // SAFETY: vectors of these sizes, one of which is written.
+                    unsafe {
+                        let strides = Strides { row: cols, col: 1 };
+                        let panels = blocks.pack(b.as_ptr(), strides, count * k, cols, packed.as_mut_ptr());
+                        blocks.multiply_pieces(&pieces, panels, target, [rows, cols, k]);
+                    }
+                    for i in 0..rows {
+                        for j in 0..cols + 3 {
+                            let term = |p: usize| from[at(p / k, i) + p % k] * b[p * cols + j];
+                            let sum = || (0..count * k).map(term).sum::<f32>();
+                            let want = match (j < cols, add) {
+                                (false, _) => 2.0,
+                                (true, false) => sum(),
+                                (true, true) => 2.0 + sum(),
+                            };
+                            assert_eq!(
+                                c[i * (cols + 3) + j],
+                                want,
+                                "{kernel:?} {rows} {cols} {count} {k} [{i}, {j}]"
+                            );
+                        }
+                    }
                 }
             }
         }

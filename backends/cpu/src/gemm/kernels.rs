@@ -2,7 +2,7 @@
 
 use super::packed::{MAX_ROWS, PackedKernels, Rows};
 use super::spec::{Kernel, Strides};
-use super::tile::{Tile, TileRow};
+use super::tile::{Pieces, PiecesFn, Tile, TileRow};
 use crate::simd::Portable;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{Avx2, Avx512};
@@ -28,6 +28,8 @@ pub(super) struct KernelSet {
     pub by_rows: &'static [TileRow],
     /// The same, which also copy B.
     pub copying: &'static [TileRow],
+    /// The same for an A with rows in pieces.
+    pub pieces: &'static [TileRow<PiecesFn>],
     pub panels: PanelsFn,
     pub stream: StreamFn,
     /// `dots[r - 1]` has r rows.
@@ -37,21 +39,35 @@ pub(super) struct KernelSet {
 }
 
 impl KernelSet {
+    /// The kernel for so many columns, of those for a number of rows.
+    fn for_columns<F: Copy>(&self, kernels: &TileRow<F>, cols: usize) -> F {
+        if cols == self.tile_cols {
+            kernels.full
+        } else if cols > self.lanes {
+            kernels.wide
+        } else {
+            kernels.narrow
+        }
+    }
+
     /// Runs the kernel for a tile's columns, of those for its rows.
     ///
     /// # Safety
     ///
     /// As for [`super::tile::TileFn`].
     pub(super) unsafe fn run(&self, kernels: &TileRow, tile: &Tile) {
-        let kernel = if tile.cols == self.tile_cols {
-            kernels.full
-        } else if tile.cols > self.lanes {
-            kernels.wide
-        } else {
-            kernels.narrow
-        };
         // SAFETY: passed on to the caller.
-        unsafe { kernel(tile) }
+        unsafe { self.for_columns(kernels, tile.cols)(tile) }
+    }
+
+    /// [`KernelSet::run`] for an A in pieces.
+    ///
+    /// # Safety
+    ///
+    /// As for [`PiecesFn`].
+    pub(super) unsafe fn run_pieces(&self, kernels: &TileRow<PiecesFn>, tile: &Tile, pieces: &Pieces) {
+        // SAFETY: passed on to the caller.
+        unsafe { self.for_columns(kernels, tile.cols)(tile, pieces) }
     }
 }
 
@@ -91,6 +107,26 @@ macro_rules! kernel_set {
                     full: multiply::<ROWS, VECTORS, false, BY_ROWS, COPY>,
                     wide: multiply::<ROWS, VECTORS, true, BY_ROWS, COPY>,
                     narrow: multiply::<ROWS, 1, true, BY_ROWS, COPY>,
+                }
+            }
+
+            $(#[$feature])?
+            /// # Safety
+            ///
+            /// As for [`tile::multiply_pieces`].
+            unsafe fn multiply_pieces<const ROWS: usize, const COLS: usize, const MASKED: bool>(
+                operands: &tile::Tile,
+                pieces: &tile::Pieces,
+            ) {
+                // SAFETY: passed on to the caller.
+                unsafe { tile::multiply_pieces::<$vector, ROWS, COLS, MASKED>(operands, pieces) }
+            }
+
+            const fn pieces<const ROWS: usize>() -> TileRow<PiecesFn> {
+                TileRow {
+                    full: multiply_pieces::<ROWS, VECTORS, false>,
+                    wide: multiply_pieces::<ROWS, VECTORS, true>,
+                    narrow: multiply_pieces::<ROWS, 1, true>,
                 }
             }
 
@@ -200,6 +236,7 @@ macro_rules! kernel_set {
                 by_cols: &[$(row::<$rows, false, false>()),+],
                 by_rows: &[$(row::<$rows, true, false>()),+],
                 copying: &[$(row::<$rows, true, true>()),+],
+                pieces: &[$(pieces::<$rows>()),+],
                 panels,
                 stream,
                 dots: [dots::<1, 4>, dots::<2, 2>, dots::<3, 2>, dots::<4, 2>],

@@ -26,6 +26,7 @@ use kernels::KernelSet;
 use matrix::MatrixPlan;
 pub(crate) use packed::{PackedGemm, Rows, Storage};
 pub use spec::{Addend, GemmSpec, Kernel, Operands, Strides};
+pub(crate) use tile::Pieces;
 use vector_plan::VectorPlan;
 
 use crate::order::Panels;

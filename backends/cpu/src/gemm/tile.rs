@@ -40,13 +40,66 @@ pub(super) struct Tile {
 pub(super) type TileFn = unsafe fn(&Tile);
 
 /// The kernels for one number of rows and one of the orders of A.
-pub(super) struct TileRow {
+pub(super) struct TileRow<F = TileFn> {
     /// All columns of the widest tile.
-    pub full: TileFn,
+    pub full: F,
     /// More than one vector less than that.
-    pub wide: TileFn,
+    pub wide: F,
     /// At most one vector of columns.
-    pub narrow: TileFn,
+    pub narrow: F,
+}
+
+/// A left operand whose rows are in pieces anywhere in memory, each of as many elements as [`Tile::k`] says: piece `p` of row
+/// `i` begins at `pointers[p * step + i]`. Rows of B follow each other, those for one piece after those for the one before.
+#[derive(Clone, Copy)]
+pub(crate) struct Pieces {
+    pub(crate) pointers: *const *const f32,
+    /// Distance between the pointers of a row's pieces.
+    pub(crate) step: usize,
+    pub(crate) count: usize,
+}
+
+/// A kernel for tiles of one size and an A in pieces; unsafe to call as [`TileFn`].
+pub(super) type PiecesFn = unsafe fn(&Tile, &Pieces);
+
+/// [`multiply`] for an A in pieces; `tile.a` and its distances mean nothing.
+///
+/// # Safety
+///
+/// As for [`multiply`]; every pointer of a row of the tile must be valid for `tile.k` elements.
+#[inline(always)]
+pub(super) unsafe fn multiply_pieces<V: Vector, const ROWS: usize, const VECTORS: usize, const MASKED: bool>(
+    tile: &Tile,
+    pieces: &Pieces,
+) {
+    // SAFETY: all reads and writes are within the operands that the caller vouches for: pieces below their count, rows below
+    // ROWS, k steps below tile.k, columns below tile.cols.
+    unsafe {
+        let mask = V::mask(tile.cols - (VECTORS - 1) * V::LANES);
+        let mut sums = [[V::zero(); VECTORS]; ROWS];
+        let mut line = Line {
+            b: tile.b,
+            copy: tile.copy,
+        };
+        for piece in 0..pieces.count {
+            let pointers = pieces.pointers.add(piece * pieces.step);
+            let mut rows = [tile.b; ROWS];
+            for (i, row) in rows.iter_mut().enumerate() {
+                *row = *pointers.add(i);
+            }
+            for _ in 0..tile.k / V::STEPS {
+                for p in 0..V::STEPS {
+                    step::<V, ROWS, VECTORS, MASKED, true, false>(tile, mask, &rows, p, &mut line, &mut sums);
+                }
+                advance::<ROWS, true>(tile, &mut rows, V::STEPS);
+            }
+            for _ in 0..tile.k % V::STEPS {
+                step::<V, ROWS, VECTORS, MASKED, true, false>(tile, mask, &rows, 0, &mut line, &mut sums);
+                advance::<ROWS, true>(tile, &mut rows, 1);
+            }
+        }
+        finish::<V, ROWS, VECTORS, MASKED>(tile, &sums);
+    }
 }
 
 /// Multiplies a tile of `ROWS` rows and `VECTORS` vectors of columns, the last of

@@ -20,8 +20,10 @@ mod movement;
 mod norm;
 mod norm_grad;
 mod optimizer;
+mod paged_cache_write;
 mod pointwise;
 mod pool2d;
+mod pool2d_nhwc;
 mod quantized;
 mod random;
 mod recurrent;
@@ -39,6 +41,7 @@ mod triangle;
 mod upsample2d;
 mod variance;
 
+use meganeura_core::backend::KernelDesc;
 use meganeura_core::ops::Call;
 
 use crate::kernel::{KernelDef, OrderFn};
@@ -58,6 +61,11 @@ fn built_in(name: &str) -> Option<&'static KernelDef> {
         .iter()
         .flat_map(|table| table.iter())
         .find(|def| def.name == name)
+}
+
+/// The share of the device's rates that the kernel for a call reaches beside others.
+pub(crate) fn efficiency(kernel: &KernelDesc) -> f64 {
+    conv::efficiency(kernel)
 }
 
 /// In which orders a kernel can read operand `i` of a call.
@@ -81,6 +89,7 @@ const TABLES: &[&[KernelDef]] = &[
     attention::KERNELS,
     batch_norm::KERNELS,
     cache_write::KERNELS,
+    paged_cache_write::KERNELS,
     cast::KERNELS,
     channel_norm_grad::KERNELS,
     conv::KERNELS,
@@ -100,6 +109,7 @@ const TABLES: &[&[KernelDef]] = &[
     pointwise::SIGNED,
     pointwise::UNARY,
     pool2d::KERNELS,
+    pool2d_nhwc::KERNELS,
     quantized::KERNELS,
     random::KERNELS,
     recurrent::KERNELS,

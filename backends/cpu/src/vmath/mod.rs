@@ -76,7 +76,8 @@ pub(crate) use kernels::{exp, exp_nonpositive, log, mul_add};
 pub(crate) use level::{Isa, Level, detect, multiversion};
 pub(crate) use operand::{Element, Operand};
 pub(crate) use recurrent::{
-    add_product, gru_grad, gru_linear, gru_reset, lstm_cell, lstm_cell_grad, reset_grad, sigmoid_in_place,
+    add_product, gru_grad, gru_linear, gru_reset, lstm_cell, lstm_cell_grad, relu_grad, reset_grad, sigmoid_in_place,
+    tanh_grad,
 };
 pub(crate) use reduce::{
     add_assign, max, max_assign, min, min_assign, mul_assign, product, row_sums, sum, sum_exp_sub,

@@ -46,6 +46,16 @@ multiversion! {
     pub(crate) fn add_product(a: &[f32], b: &[f32], out: &mut [f32]) = add_product_body;
 }
 
+multiversion! {
+    /// Takes the gradient `d` of `y = tanh(x)` to that of `x`.
+    pub(crate) fn tanh_grad(y: &[f32], d: &[f32], dx: &mut [f32]) = tanh_grad_body;
+}
+
+multiversion! {
+    /// Takes the gradient `d` of `y = max(0, x)` to that of `x`.
+    pub(crate) fn relu_grad(y: &[f32], d: &[f32], dx: &mut [f32]) = relu_grad_body;
+}
+
 /// Blocks of a row, all as long as the compiler can see.
 #[inline(always)]
 fn four(x: &[f32], len: usize) -> [&[f32]; 4] {
@@ -165,5 +175,19 @@ fn reset_grad_body<const FMA: bool>(r: &[f32], a: &[f32], b: &[f32], dr: &mut [f
 fn add_product_body<const FMA: bool>(a: &[f32], b: &[f32], out: &mut [f32]) {
     for ((out, &a), &b) in out.iter_mut().zip(a).zip(b) {
         *out = k::mul_add::<FMA>(a, b, *out);
+    }
+}
+
+#[inline(always)]
+fn tanh_grad_body<const FMA: bool>(y: &[f32], d: &[f32], dx: &mut [f32]) {
+    for ((dx, &y), &d) in dx.iter_mut().zip(y).zip(d) {
+        *dx = through_tanh::<FMA>(d, y);
+    }
+}
+
+#[inline(always)]
+fn relu_grad_body<const FMA: bool>(y: &[f32], d: &[f32], dx: &mut [f32]) {
+    for ((dx, &y), &d) in dx.iter_mut().zip(y).zip(d) {
+        *dx = if y > 0.0 { d } else { 0.0 };
     }
 }

@@ -2,13 +2,13 @@
 //!
 //! A task has the queries of one key-value head (or of neighbouring ones, if there is but one row), some rows of each of its
 //! query heads, and goes over the keys that they see in tiles, as [`forward`](super::forward) does. There are few queries for each key, so keys and values are read
-//! where they lie instead of being packed. Where heads and rows are fewer than threads may be, as with one token of one
+//! where they lie instead of being packed; in a paged cache these are its blocks. Where heads and rows are fewer than threads may be, as with one token of one
 //! sequence, each task has a share of the keys only, and a second phase brings the shares together ("flash decoding": Dao,
 //! Haziza, Massa and Sizov, 2023).
 
 use std::ops::Range;
 
-use meganeura_core::ops::AttentionDims;
+use meganeura_core::ops::{AttentionDims, PagedDims};
 
 use super::tile::{Tile, softmax_step};
 use super::{Head, KEYS, nanos, rows, scratch, scratch_len, target};
@@ -37,9 +37,12 @@ const TASK_KEYS: usize = 32;
 struct Cached {
     /// With the capacity as the number of keys.
     dims: AttentionDims,
+    /// Rows of queries, and neighbouring key-value heads, of a task at most.
+    row_block: usize,
+    heads_together: usize,
     /// Shares that the keys of each query are divided into, at most.
     parts: usize,
-    /// What positions must be below.
+    /// What positions, or numbers of blocks, must be below.
     bound: usize,
     dispatch: usize,
     level: Level,
@@ -49,6 +52,8 @@ struct Cached {
     v: View<f32>,
     positions: View<u32>,
     out: View<f32>,
+    /// Where the rows of a sequence are; `None` if one after the other.
+    paged: Option<Paged>,
 }
 
 /// The queries of a task: some rows of the heads that share one key-value head, or one of a few.
@@ -58,7 +63,7 @@ struct Unit {
     /// First key-value head and number of them.
     kv_head: usize,
     kv_heads: usize,
-    /// First row and number of rows.
+    /// First row and number of rows, which are of one sequence when keys are looked at.
     first: usize,
     rows: usize,
 }
@@ -72,10 +77,29 @@ struct State<'a> {
     sums: &'a mut [f32],
 }
 
+/// Neighbouring key-value heads whose rows are worth being read together. They lie side by side, and memory is faster in
+/// longer runs; more than one row finds keys and values in the cache again.
+fn heads_in_a_run(dims: &AttentionDims) -> usize {
+    (RUN / dims.head_dim.max(1)).clamp(1, dims.kv_heads.max(1))
+}
+
 pub(super) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
     let dims = AttentionDims::of_cached(&cx.call())?;
+    let heads_together = if dims.rows_q == 1 { heads_in_a_run(&dims) } else { 1 };
+    compile_call(cx, dims, [ROWS, heads_together], None)
+}
+
+/// A call whose tasks have at most so many rows and key-value heads.
+fn compile_call(
+    cx: &CompileCx,
+    dims: AttentionDims,
+    [row_block, heads_together]: [usize; 2],
+    paged: Option<Paged>,
+) -> Result<Compiled, String> {
     let mut call = Cached {
         dims,
+        row_block,
+        heads_together,
         parts: 1,
         bound: cx.dispatch.index_bound().unwrap_or_default(),
         dispatch: cx.index,
@@ -86,13 +110,15 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
         v: cx.input(2),
         positions: cx.input(3),
         out: cx.output(0),
+        paged,
     };
     let units = call.units();
     if units > 0 {
         call.parts = TASKS_THRESHOLD.div_ceil(units).min(dims.rows_k.div_ceil(KEYS)).max(1);
     }
     let usual = AttentionDims {
-        rows_k: dims.rows_k.min(USUAL_KEYS.max(dims.rows_q)),
+        // Queries in front of the first key would see nothing.
+        rows_k: dims.rows_k.min(USUAL_KEYS).max(dims.rows_q),
         ..dims
     };
     let mut phases: Vec<Box<dyn Kernel>> = vec![Box::new(Task {
@@ -123,21 +149,12 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
 impl Cached {
     /// Blocks of rows of a head.
     fn row_blocks(&self) -> usize {
-        self.dims.rows_q.div_ceil(ROWS)
-    }
-
-    /// Key-value heads of a unit. Their rows of a cache lie side by side, and memory is faster in longer runs; more than one
-    /// row finds keys and values in the cache again.
-    fn heads_together(&self) -> usize {
-        match self.dims.rows_q {
-            1 => (RUN / self.dims.head_dim.max(1)).clamp(1, self.dims.kv_heads.max(1)),
-            _ => 1,
-        }
+        self.dims.rows_q.div_ceil(self.row_block)
     }
 
     /// Units of a row block, which have the key-value heads of a batch entry.
     fn head_blocks(&self) -> usize {
-        self.dims.kv_heads.div_ceil(self.heads_together())
+        self.dims.kv_heads.div_ceil(self.heads_together)
     }
 
     /// Groups of queries that have tasks of their own.
@@ -147,20 +164,20 @@ impl Cached {
 
     fn unit(&self, index: usize) -> Unit {
         let (heads_index, block) = (index / self.row_blocks(), index % self.row_blocks());
-        let first = block * ROWS;
-        let kv_head = heads_index % self.head_blocks() * self.heads_together();
+        let first = block * self.row_block;
+        let kv_head = heads_index % self.head_blocks() * self.heads_together;
         Unit {
             entry: heads_index / self.head_blocks(),
             kv_head,
-            kv_heads: self.heads_together().min(self.dims.kv_heads - kv_head),
+            kv_heads: self.heads_together.min(self.dims.kv_heads - kv_head),
             first,
-            rows: ROWS.min(self.dims.rows_q - first),
+            rows: self.row_block.min(self.dims.rows_q - first),
         }
     }
 
     /// Most queries of a unit.
     fn queries(&self) -> usize {
-        self.heads_together() * self.dims.group() * ROWS.min(self.dims.rows_q)
+        self.heads_together * self.dims.group() * self.row_block.min(self.dims.rows_q)
     }
 
     /// Queries and scores of a task.
@@ -191,11 +208,31 @@ impl Cached {
         Head::of(view, self.dims.rows_q, at, self.dims.head_dim)
     }
 
-    /// The call as if the cache ended behind the last query.
-    fn dims_at(&self, position: u32) -> AttentionDims {
+    /// The rows of a unit as a call, the first of them at a position, as if the cache ended behind the last one.
+    fn dims_at(&self, unit: Unit, position: usize) -> AttentionDims {
         AttentionDims {
-            rows_k: position as usize + self.dims.rows_q,
+            rows_q: unit.rows,
+            rows_k: position + unit.rows,
             ..self.dims
+        }
+    }
+
+    /// Calls `attend` for the parts of a unit that are rows of one sequence behind each other, with the position of the first
+    /// row; not at all if there is no such position or block.
+    ///
+    /// # Safety
+    /// Positions and block tables are not written meanwhile.
+    unsafe fn sequences(&self, unit: Unit, cx: &RunCx, mut attend: impl FnMut(Unit, usize)) {
+        // SAFETY: forwarded.
+        let positions = unsafe { self.positions.all() };
+        if let Some(paged) = &self.paged {
+            // SAFETY: forwarded.
+            return unsafe { paged.sequences(self, positions, unit, cx, attend) };
+        }
+        let position = positions[unit.entry];
+        match (position as usize) < self.bound {
+            true => attend(unit, position as usize + unit.first),
+            false => cx.index_out_of_range(self.dispatch, position, self.bound),
         }
     }
 
@@ -211,15 +248,23 @@ impl Cached {
         // Units side by side read the same rows of the cache, so they come one after the other.
         let (part, index) = (task / self.units(), task % self.units());
         let unit = self.unit(index);
-        // SAFETY: positions are not written by this dispatch.
-        let position = unsafe { self.positions.all() }[unit.entry];
-        if position as usize >= self.bound {
-            return cx.index_out_of_range(self.dispatch, position, self.bound);
-        }
-        let dims = &self.dims_at(position);
+        // SAFETY: operands are not written by this dispatch; forwarded.
+        unsafe {
+            self.sequences(unit, cx, |unit, position| {
+                self.attend_sequence(unit, position, [index, part], cx)
+            })
+        };
+    }
+
+    /// A part of the keys of rows of one sequence, the first of them at a position.
+    ///
+    /// # Safety
+    /// As for `Kernel::run`.
+    unsafe fn attend_sequence(&self, unit: Unit, position: usize, [index, part]: [usize; 2], cx: &RunCx) {
+        let dims = &self.dims_at(unit, position);
         let (width, rows) = (dims.head_dim, unit.rows);
         let heads = unit.kv_heads * dims.group();
-        let seen = seen(dims, unit);
+        let seen = seen(dims);
         let parts = self.parts_of(seen.len());
         if part >= parts {
             return;
@@ -245,13 +290,17 @@ impl Cached {
         state.sums.fill(0.0);
         let own = share(seen.len(), parts, part);
         let keys = seen.start + own.start..seen.start + own.end;
-        for key in keys.clone().step_by(KEYS) {
+        let mut next = keys.start;
+        while next < keys.end {
+            let key = next;
+            let cols = KEYS.min(keys.end - key).min(self.rows_from(key));
+            next += cols;
             let tile = Tile {
                 dims,
-                query: unit.first,
+                query: 0,
                 rows,
                 key,
-                cols: KEYS.min(keys.end - key),
+                cols,
             };
             self.touch(unit, tile);
             self.multiply_keys(queries, unit, scores, tile);
@@ -270,10 +319,25 @@ impl Cached {
         }
     }
 
-    /// One of a unit's key-value heads in a cache.
-    fn cached_head(&self, view: View<f32>, unit: Unit, index: usize) -> Head {
-        let at = [unit.entry, unit.kv_head + index, self.dims.kv_heads];
-        Head::of(view, self.dims.rows_k, at, self.dims.head_dim)
+    /// Rows that lie one after the other from a key on.
+    fn rows_from(&self, key: usize) -> usize {
+        self.paged
+            .as_ref()
+            .map_or(usize::MAX, |paged| paged.block_rows - key % paged.block_rows)
+    }
+
+    /// One of a unit's key-value heads in a cache, and the number that the first key of a tile has there.
+    fn cached_head(&self, view: View<f32>, unit: Unit, index: usize, tile: Tile) -> (Head, usize) {
+        let (rows, entry, key) = match &self.paged {
+            None => (self.dims.rows_k, unit.entry, tile.key),
+            // SAFETY: operands are not written by this dispatch.
+            Some(paged) => unsafe {
+                let block = paged.block(unit.first, tile.key / paged.block_rows);
+                (paged.block_rows, block, tile.key % paged.block_rows)
+            },
+        };
+        let at = [entry, unit.kv_head + index, self.dims.kv_heads];
+        (Head::of(view, rows, at, self.dims.head_dim), key)
     }
 
     /// Reads one number of every line of a tile's keys and values, from several places on.
@@ -282,13 +346,13 @@ impl Cached {
     /// piece would be waited for: caches of the keys are too large to stay near. Asking for lines before their use does not
     /// help where their pages have to be looked up, too.
     fn touch(&self, unit: Unit, tile: Tile) {
-        let heads = [self.k, self.v].map(|view| self.cached_head(view, unit, 0));
+        let heads = [self.k, self.v].map(|view| self.cached_head(view, unit, 0, tile));
         let run = unit.kv_heads * self.dims.head_dim;
         let share = tile.cols.div_ceil(TOUCHES);
         for (row, at) in (0..share).flat_map(|row| (0..run).step_by(LINE / size_of::<f32>()).map(move |at| (row, at))) {
-            for head in heads {
+            for (head, key) in heads {
                 for first in (0..tile.cols).step_by(share) {
-                    let row = tile.key + (first + row).min(tile.cols - 1);
+                    let row = key + (first + row).min(tile.cols - 1);
                     // SAFETY: heads of a unit lie side by side in each row, and rows of a tile are valid, so they exist.
                     unsafe { head.pointer(row).add(at).read_volatile() };
                 }
@@ -300,7 +364,7 @@ impl Cached {
     fn multiply_keys(&self, queries: &[f32], unit: Unit, scores: &mut [f32], tile: Tile) {
         let (width, group) = (self.dims.head_dim, self.dims.group());
         for index in 0..unit.kv_heads {
-            let keys = self.cached_head(self.k, unit, index);
+            let (keys, key) = self.cached_head(self.k, unit, index, tile);
             for row in 0..tile.rows {
                 let seen = tile.seen(row);
                 if seen.is_empty() {
@@ -314,7 +378,7 @@ impl Cached {
                 // SAFETY: these rows are valid, so they exist, and operands are not written by this dispatch; the slices have
                 // that row of each head.
                 unsafe {
-                    let rows = keys.rows(tile.key + seen.start..tile.key + seen.end);
+                    let rows = keys.rows(key + seen.start..key + seen.end);
                     let queries = (queries.as_ptr(), tile.rows * width);
                     let scores = (scores.as_mut_ptr(), tile.rows * KEYS);
                     self.blocks.few_rows(queries, (rows.as_ptr(), keys.row), scores, sizes);
@@ -327,7 +391,7 @@ impl Cached {
     fn add_values(&self, numerators: &[f32], unit: Unit, out: &mut [f32], tile: Tile) {
         let (width, group) = (self.dims.head_dim, self.dims.group());
         for index in 0..unit.kv_heads {
-            let values = self.cached_head(self.v, unit, index);
+            let (values, key) = self.cached_head(self.v, unit, index, tile);
             for row in 0..tile.rows {
                 let seen = tile.seen(row);
                 if seen.is_empty() {
@@ -339,7 +403,7 @@ impl Cached {
                 let out = target(&mut out[at * width..], tile.rows * width, true);
                 // SAFETY: as above.
                 unsafe {
-                    let rows = values.rows(tile.key + seen.start..tile.key + seen.end);
+                    let rows = values.rows(key + seen.start..key + seen.end);
                     let panels = self.blocks.in_place(rows.as_ptr(), values.row);
                     self.blocks
                         .multiply(numerators, panels, out, [group, width, seen.len()]);
@@ -355,22 +419,22 @@ impl Cached {
     unsafe fn bring_together(&self, task: usize, cx: &RunCx) {
         let len = scratch_len(&self.state_lens());
         let unit = self.unit(task);
-        // SAFETY: positions are not written by this dispatch. The first phase has written the states of the parts in use, which
-        // lie one after the other; this task alone looks at those of its unit, and writes its rows of the result.
-        unsafe {
-            let position = self.positions.all()[unit.entry];
-            if position as usize >= self.bound {
-                // The first phase has told so.
-                return;
+        // What is not there the first phase has told.
+        let bring = |unit: Unit, position| {
+            let parts = self.parts_of(seen(&self.dims_at(unit, position)).len());
+            // SAFETY: the first phase has written the states of the parts in use, which lie one after the other; this task
+            // alone looks at those of its unit, and writes its rows of the result.
+            unsafe {
+                let at = cx.shared.add(task * self.parts * len);
+                let mut state = self.state(at);
+                for part in 1..parts {
+                    join(self.level, &mut state, &self.state(at.add(part * len)));
+                }
+                self.write(unit, &state);
             }
-            let parts = self.parts_of(seen(&self.dims_at(position), unit).len());
-            let at = cx.shared.add(task * self.parts * len);
-            let mut state = self.state(at);
-            for part in 1..parts {
-                join(self.level, &mut state, &self.state(at.add(part * len)));
-            }
-            self.write(unit, &state);
-        }
+        };
+        // SAFETY: positions and block tables are not written by this dispatch.
+        unsafe { self.sequences(unit, cx, bring) };
     }
 
     /// Writes the results of a unit.
@@ -396,9 +460,104 @@ impl Cached {
     }
 }
 
-/// Keys that some query of a unit sees.
-fn seen(dims: &AttentionDims, unit: Unit) -> Range<usize> {
-    dims.keys_of(unit.first).start..dims.keys_of(unit.first + unit.rows - 1).end
+/// Where the rows of sequences are.
+#[derive(Clone, Copy)]
+struct Paged {
+    /// Blocks of the sequence of each row of queries, `[rows, table_len]`.
+    table: View<u32>,
+    table_len: usize,
+    block_rows: usize,
+}
+
+/// Attention to the blocks of a paged cache: keys and values lie where a block table says. The rows of a call are tokens of any
+/// sequences; neighbours that follow each other in one sequence, as those of a prompt do, are found when the step runs, and go over
+/// their keys together.
+pub(super) fn compile_paged(cx: &CompileCx) -> Result<Compiled, String> {
+    let PagedDims {
+        dims,
+        block_rows,
+        table_len,
+        ..
+    } = PagedDims::of(&cx.call())?;
+    let paged = Paged {
+        table: cx.input(4),
+        table_len,
+        block_rows,
+    };
+    // Rows are together in a task only where there are enough tasks without dividing keys: whatever shares the keys of a task
+    // has one row then.
+    let row_block = |together: usize| dims.rows_q * dims.kv_heads.div_ceil(together) / TASKS_THRESHOLD;
+    let together = heads_in_a_run(&dims);
+    let [rows, heads] = match row_block(together) {
+        0 | 1 => [1, together],
+        _ => [row_block(1).min(ROWS), 1],
+    };
+    compile_call(cx, dims, [rows, heads], Some(paged))
+}
+
+impl Paged {
+    /// The blocks of a row's sequence.
+    ///
+    /// # Safety
+    /// The table is not written meanwhile.
+    unsafe fn blocks<'a>(&self, row: usize) -> &'a [u32] {
+        // SAFETY: forwarded.
+        unsafe { self.table.slice(row * self.table_len..(row + 1) * self.table_len) }
+    }
+
+    /// A block of a row's sequence, by its place there.
+    ///
+    /// # Safety
+    /// As for [`Paged::blocks`].
+    unsafe fn block(&self, row: usize, place: usize) -> usize {
+        // SAFETY: forwarded.
+        let blocks = unsafe { self.blocks(row) };
+        blocks[place] as usize
+    }
+
+    /// See [`Cached::sequences`].
+    ///
+    /// # Safety
+    /// As there.
+    unsafe fn sequences(
+        &self,
+        call: &Cached,
+        positions: &[u32],
+        unit: Unit,
+        cx: &RunCx,
+        mut attend: impl FnMut(Unit, usize),
+    ) {
+        let rows = unit.first..unit.first + unit.rows;
+        // SAFETY: forwarded.
+        let blocks = |row| unsafe { self.blocks(row) };
+        let bad = rows
+            .clone()
+            .flat_map(blocks)
+            .find(|&&block| block as usize >= call.bound);
+        if let Some(&bad) = bad {
+            return cx.index_out_of_range(call.dispatch, bad, call.bound);
+        }
+        let last = self.table_len * self.block_rows - 1;
+        let position = |row: usize| (positions[row] as usize).min(last);
+        let follows = |row: usize| {
+            let places = position(row) / self.block_rows + 1;
+            position(row) == position(row - 1) + 1 && blocks(row)[..places] == blocks(row - 1)[..places]
+        };
+        let mut first = rows.start;
+        for end in rows.start + 1..=rows.end {
+            if end < rows.end && follows(end) {
+                continue;
+            }
+            let rows = end - first;
+            attend(Unit { first, rows, ..unit }, position(first));
+            first = end;
+        }
+    }
+}
+
+/// Keys that some query sees.
+fn seen(dims: &AttentionDims) -> Range<usize> {
+    dims.keys_of(0).start..dims.keys_of(dims.rows_q - 1).end
 }
 
 multiversion! {

@@ -31,6 +31,11 @@ pub(super) const KERNELS: &[KernelDef] = &[
         supports: f32_or_integers,
         compile: cached::compile,
     },
+    KernelDef {
+        name: "core.paged_attention",
+        supports: f32_or_integers,
+        compile: cached::compile_paged,
+    },
 ];
 
 /// Queries in a tile: whole tiles of 6 rows, those of AVX2. More would leave more of the tiles along a causal

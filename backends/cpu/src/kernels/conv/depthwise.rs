@@ -51,10 +51,10 @@ pub(super) fn forward(level: Level, dims: Conv2dDims, operands: Operands) -> Com
     let items = dims.n * dims.o * plane.strips();
     let per_task = rows_per_task(plane.windows() * taps / plane.strips().max(1));
     let scratch_len = aligned(plane.scratch_len());
-    let private_len = scratch_len + operands.epilogue_scratch();
+    let private_len = scratch_len + operands.after.scratch();
     let task = Task {
         tasks: items.div_ceil(per_task),
-        nanos: nanos(&dims) + operands.epilogue_nanos(),
+        nanos: nanos(&dims) + operands.after.nanos(),
         body: move |task: usize, cx: &RunCx| {
             // SAFETY: asked for below, borrowed here alone.
             let scratch = unsafe { private(cx, scratch_len) };
@@ -78,7 +78,7 @@ pub(super) fn forward(level: Level, dims: Conv2dDims, operands: Operands) -> Com
                 // SAFETY: computed above; the scratch is behind that of the convolution.
                 unsafe {
                     let elements = out + strip.start * width..out + strip.end * width;
-                    operands.go_on(elements, cx.private.add(scratch_len));
+                    operands.after.run(elements, cx.private.add(scratch_len));
                 }
             }
         },

@@ -39,6 +39,36 @@ pub(in crate::kernels) trait Epilogue: Send + Sync {
     unsafe fn run(&self, elements: Range<usize>, scratch: *mut f32);
 }
 
+/// What follows a convolution, if anything does.
+pub(super) struct After(pub(super) Option<Arc<dyn Epilogue>>);
+
+impl After {
+    pub(super) fn is_nothing(&self) -> bool {
+        self.0.is_none()
+    }
+
+    /// `f32`s of scratch, in whole cache lines.
+    pub(super) fn scratch(&self) -> usize {
+        self.0.as_ref().map_or(0, |e| aligned(e.scratch()))
+    }
+
+    /// Estimated duration for the whole result.
+    pub(super) fn nanos(&self) -> u64 {
+        self.0.as_ref().map_or(0, |e| e.nanos())
+    }
+
+    /// Goes over neighbouring elements of the result.
+    ///
+    /// # Safety
+    /// As [`Epilogue::run`].
+    pub(super) unsafe fn run(&self, elements: Range<usize>, scratch: *mut f32) {
+        if let Some(epilogue) = &self.0 {
+            // SAFETY: forwarded.
+            unsafe { epilogue.run(elements, scratch) };
+        }
+    }
+}
+
 /// A convolution `y` of `[x, w]`, and what follows it.
 pub(in crate::kernels) fn convolution(
     cx: &CompileCx,
@@ -53,7 +83,7 @@ pub(in crate::kernels) fn convolution(
         x,
         w,
         y,
-        epilogue,
+        after: After(epilogue),
     };
     if depthwise::applies(dims) {
         return depthwise::forward(cx.level, *dims, operands);
@@ -73,33 +103,13 @@ pub(super) struct Operands {
     pub(super) x: View<f32>,
     pub(super) w: View<f32>,
     pub(super) y: View<f32>,
-    epilogue: Option<Arc<dyn Epilogue>>,
+    pub(super) after: After,
 }
 
 impl Operands {
-    /// `f32`s of scratch that the epilogue needs.
-    pub(super) fn epilogue_scratch(&self) -> usize {
-        self.epilogue.as_ref().map_or(0, |e| aligned(e.scratch()))
-    }
-
     /// Estimated duration with what follows.
     fn nanos(&self) -> u64 {
-        self.sizes.nanos() + self.epilogue_nanos()
-    }
-
-    pub(super) fn epilogue_nanos(&self) -> u64 {
-        self.epilogue.as_ref().map_or(0, |e| e.nanos())
-    }
-
-    /// Goes on with neighbouring elements of the result.
-    ///
-    /// # Safety
-    /// As [`Epilogue::run`].
-    pub(super) unsafe fn go_on(&self, elements: Range<usize>, scratch: *mut f32) {
-        if let Some(epilogue) = &self.epilogue {
-            // SAFETY: forwarded.
-            unsafe { epilogue.run(elements, scratch) };
-        }
+        self.sizes.nanos() + self.after.nanos()
     }
 
     /// Goes on with windows of some output channels of an image and group.
@@ -107,17 +117,18 @@ impl Operands {
     /// # Safety
     /// As [`Epilogue::run`].
     unsafe fn go_on_with(&self, matmul: usize, channels: Range<usize>, windows: &Range<usize>, scratch: *mut f32) {
-        if self.epilogue.is_none() {
+        if self.after.is_nothing() {
             return;
         }
         let at = |channel: usize, window: usize| self.sizes.output_at(matmul) + channel * self.sizes.windows + window;
         // SAFETY: forwarded; parts of different channels are different elements.
         unsafe {
             if windows.len() == self.sizes.windows {
-                return self.go_on(at(channels.start, 0)..at(channels.end, 0), scratch);
+                return self.after.run(at(channels.start, 0)..at(channels.end, 0), scratch);
             }
             for channel in channels {
-                self.go_on(at(channel, windows.start)..at(channel, windows.end), scratch);
+                self.after
+                    .run(at(channel, windows.start)..at(channel, windows.end), scratch);
             }
         }
     }
@@ -150,7 +161,7 @@ fn by_strips(operands: Operands, window: Window, strips: Strips) -> Compiled {
     let matmul = StripMatmul::new(strips, |len| sizes.forward_spec(len, row_len));
     let patches_len = if direct { 0 } else { aligned(sizes.patch() * row_len) };
     let epilogue_at = patches_len + aligned(matmul.scratch_len());
-    let (private, nanos) = (epilogue_at + operands.epilogue_scratch(), operands.nanos());
+    let (private, nanos) = (epilogue_at + operands.after.scratch(), operands.nanos());
     let body = move |task: usize, cx: &RunCx| {
         let (image, strip) = (task / strips.count(), task % strips.count());
         let range = strips.range(strip);
@@ -269,6 +280,6 @@ fn together(operands: Operands, window: Window) -> Compiled {
     Compiled {
         phases,
         shared: sizes.matmuls() * matmul_len,
-        private: epilogue_at + operands.epilogue_scratch(),
+        private: epilogue_at + operands.after.scratch(),
     }
 }

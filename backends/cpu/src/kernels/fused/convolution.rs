@@ -3,26 +3,53 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use meganeura_core::ops::Conv2dDims;
+use meganeura_core::ops::{Conv2dDims, ImageLayout};
 
 use super::engine::Engine;
 use super::lower::Typed;
 use super::matmul;
 use crate::kernel::{CompileCx, Compiled};
 use crate::kernels::conv::forward::{Epilogue, convolution};
+use crate::kernels::conv::nhwc;
 use crate::memory::View;
+
+/// The layout of the images of a convolution that may have an epilogue; `None` for other operators.
+fn layout(name: &str) -> Option<ImageLayout> {
+    match name {
+        "core.conv2d" => Some(ImageLayout::Nchw),
+        "core.conv2d_nhwc" => Some(ImageLayout::Nhwc),
+        _ => None,
+    }
+}
 
 /// Whether a step is a convolution.
 pub(super) fn is_one(typed: &Typed, step: usize) -> bool {
-    typed.program.steps()[step].op.name() == "core.conv2d"
+    layout(typed.program.steps()[step].op.name()).is_some()
+}
+
+/// The layout and sizes of a step that is a convolution.
+///
+/// # Errors
+/// It is none, or one that has no kernel.
+pub(super) fn sizes(typed: &Typed, step: usize) -> Result<Conv2dDims, String> {
+    let layout = layout(typed.program.steps()[step].op.name()).ok_or("the step is no convolution")?;
+    let dims = layout.conv2d(&typed.call(step, &typed.inputs_of(step)))?;
+    if layout == ImageLayout::Nhwc {
+        nhwc::supports_dims(&dims)?;
+    }
+    Ok(dims)
 }
 
 pub(super) fn compile(cx: &CompileCx, typed: &Typed, step: usize) -> Result<Compiled, String> {
     let plan = matmul::plan(typed, step)?;
-    let dims = Conv2dDims::of_conv2d(&typed.call(step, &typed.inputs_of(step)))?;
+    let dims = sizes(typed, step)?;
     let result: View<u32> = cx.output(plan.output);
     let engine = Engine::new(cx, plan.lowered, Some(result))?;
     let operands = [0, 1].map(|i| cx.input(plan.operands[i]));
+    let convolution = match dims.layout {
+        ImageLayout::Nchw => convolution,
+        ImageLayout::Nhwc => nhwc::convolution,
+    };
     Ok(convolution(
         cx,
         &dims,

@@ -28,7 +28,9 @@ pub(super) fn plan(typed: &Typed, step: usize) -> Result<Plan, String> {
         "core.matmul" | "core.matmul_add" => {
             addend_of(&typed.inputs_of(step), &typed.steps[step][0])?;
         }
-        "core.conv2d" => {}
+        _ if convolution::is_one(typed, step) => {
+            convolution::sizes(typed, step)?;
+        }
         name => return Err(format!("the CPU backend has no fused {name}")),
     }
     let operand = |slot: &Slot| match *slot {

@@ -2,8 +2,7 @@
 
 use std::ops::Range;
 
-use super::lstm::row;
-use super::{Lengths, Product, Products, Scratch, Sizes, Spec};
+use super::{Lengths, Product, Products, Scratch, Sizes, Spec, row};
 use crate::gemm::Addend;
 use crate::kernel::{CompileCx, Compiled, RunCx};
 use crate::memory::View;

@@ -3,20 +3,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::{Lengths, Product, Products, Scratch, Sizes, Spec};
+use super::{Lengths, Product, Products, Scratch, Sizes, Spec, row};
 use crate::gemm::Addend;
 use crate::kernel::{CompileCx, Compiled, RunCx};
 use crate::memory::View;
 use crate::vmath;
-
-/// A row of a state that is somewhere in memory.
-///
-/// # Safety
-/// It is there, and nobody writes it during the borrow.
-pub(super) unsafe fn row<'a>(start: *const f32, len: usize) -> &'a [f32] {
-    // SAFETY: by contract.
-    unsafe { std::slice::from_raw_parts(start, len) }
-}
 
 pub(super) fn forward(cx: &CompileCx) -> Result<Compiled, String> {
     let [gates, weight, h, c]: [View<f32>; 4] = [0, 1, 2, 3].map(|i| cx.input(i));

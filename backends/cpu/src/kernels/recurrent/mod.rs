@@ -6,6 +6,7 @@
 
 mod gru;
 mod lstm;
+mod rnn;
 
 use std::ops::Range;
 
@@ -35,6 +36,16 @@ pub(super) const KERNELS: &[KernelDef] = &[
         name: "core.lstm_grad",
         supports: f32_or_integers,
         compile: lstm::backward,
+    },
+    KernelDef {
+        name: "core.rnn",
+        supports: f32_or_integers,
+        compile: rnn::forward,
+    },
+    KernelDef {
+        name: "core.rnn_grad",
+        supports: f32_or_integers,
+        compile: rnn::backward,
     },
 ];
 
@@ -130,6 +141,15 @@ impl Sizes {
         let rows = (self.steps * self.batch) as u64;
         rows * (2 * weight as u64 / FLOPS_PER_NANO + self.hidden as u64 * ELEMENT_NANOS)
     }
+}
+
+/// A row of a state that is somewhere in memory.
+///
+/// # Safety
+/// It is there, and nobody writes it during the borrow.
+unsafe fn row<'a>(start: *const f32, len: usize) -> &'a [f32] {
+    // SAFETY: by contract.
+    unsafe { std::slice::from_raw_parts(start, len) }
 }
 
 /// How many steps each sequence has.
