@@ -20,6 +20,11 @@ const KV_HEADS: u32 = 3u;
 const HEAD_DIM: u32 = 64u;
 // Most keys that a query sees, or 0.
 const WINDOW: u32 = 0u;
+// Whether the cache is in blocks, of which the table of each sequence names TABLE_LEN of the BLOCKS that there are.
+const PAGED: bool = false;
+const TABLE_LEN: u32 = 32u;
+const BLOCK_ROWS: u32 = 16u;
+const BLOCKS: u32 = 64u;
 // Keys of a tile, threads that share a key, and workgroups that share the keys of a query.
 const KEYS: u32 = 512u;
 const SHARING: u32 = 4u;
@@ -51,6 +56,7 @@ var<storage, read> q: array<vec4<f32>>;
 var<storage, read> k: array<vec4<f32>>;
 var<storage, read> v: array<vec4<f32>>;
 var<storage, read> positions: array<u32>;
+var<storage, read> block_table: array<u32>;
 var<storage, read_write> out: array<vec4<f32>>;
 // What workgroups found that share keys: sums of values; the greatest score, and the sum of exponentials.
 var<storage, read_write> found_sums: array<vec4<f32>>;
@@ -66,6 +72,9 @@ fn load_v(index: u32) -> vec4<f32> { return v[index]; }
 
 // The number of cached keys of a sequence.
 fn load_position(sequence: u32) -> u32 { return positions[sequence]; }
+
+// An entry of the block table.
+fn load_block(index: u32) -> u32 { return block_table[index]; }
 
 fn store(start: u32, vector: u32, value: vec4<f32>) { out[start / 4u + vector] = value; }
 
@@ -86,7 +95,13 @@ fn exp_f32(x: f32) -> f32 { return exp(x); }
 
 // A vector of a key or a value: that of the last row for those behind it.
 fn index_of(sequence: u32, row: u32, shared_head: u32, vector: u32) -> u32 {
-    return (sequence * ROWS_K + min(row, ROWS_K - 1u)) * ROW_VECTORS + shared_head / 4u + vector;
+    let within = min(row, ROWS_K - 1u);
+    var cached = sequence * ROWS_K + within;
+    // @if PAGED
+    let block = min(load_block(sequence * TABLE_LEN + within / BLOCK_ROWS), BLOCKS - 1u);
+    cached = block * BLOCK_ROWS + within % BLOCK_ROWS;
+    // @end
+    return cached * ROW_VECTORS + shared_head / 4u + vector;
 }
 
 // The vector that a thread reads of a key or the query: the last one for those behind it.
@@ -169,9 +184,15 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let own = ((sequence * ROWS_Q + row) * HEADS + head) * HEAD_DIM;
     let shared_head = head / GROUP * HEAD_DIM;
     let given = load_position(sequence);
+    // @if PAGED
+    for (var b = local; b < TABLE_LEN; b += THREADS) {
+        let reported = checked_index(load_block(sequence * TABLE_LEN + b), BLOCKS);
+    }
+    // @else
     if (local == 0u) {
         let reported = checked_index(given, POSITIONS);
     }
+    // @end
     let seen_to = min(given, POSITIONS - 1u) + row + 1u;
     var seen_from = 0u;
     // @if WINDOW > 0

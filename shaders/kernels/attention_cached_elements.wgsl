@@ -13,6 +13,11 @@ const KV_HEADS: u32 = 3u;
 const HEAD_DIM: u32 = 62u;
 // Most keys that a query sees, or 0.
 const WINDOW: u32 = 0u;
+// Whether the cache is in blocks, of which the table of each sequence names TABLE_LEN of the BLOCKS that there are.
+const PAGED: bool = false;
+const TABLE_LEN: u32 = 32u;
+const BLOCK_ROWS: u32 = 16u;
+const BLOCKS: u32 = 64u;
 const GROUP: u32 = HEADS / KV_HEADS;
 const ROW: u32 = KV_HEADS * HEAD_DIM;
 // Cached keys that there may be before the queries are one less.
@@ -26,6 +31,7 @@ var<storage, read> q: array<f32>;
 var<storage, read> k: array<f32>;
 var<storage, read> v: array<f32>;
 var<storage, read> positions: array<u32>;
+var<storage, read> block_table: array<u32>;
 var<storage, read_write> out: array<f32>;
 
 var<workgroup> query: array<f32, HEAD_DIM>;
@@ -48,6 +54,11 @@ fn load_position(sequence: u32) -> u32 {
     return positions[sequence];
 }
 
+// An entry of the block table.
+fn load_block(index: u32) -> u32 {
+    return block_table[index];
+}
+
 fn store(index: u32, value: f32) {
     out[index] = value;
 }
@@ -66,6 +77,16 @@ fn exp_f32(x: f32) -> f32 {
     return exp(x);
 }
 
+// The row of the cache that holds a row of a sequence.
+fn cached_row(sequence: u32, row: u32) -> u32 {
+    var cached = sequence * ROWS_K + row;
+    // @if PAGED
+    let block = min(load_block(sequence * TABLE_LEN + row / BLOCK_ROWS), BLOCKS - 1u);
+    cached = block * BLOCK_ROWS + row % BLOCK_ROWS;
+    // @end
+    return cached;
+}
+
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let group_number = group.x;
@@ -75,9 +96,15 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let own = ((sequence * ROWS_Q + row) * HEADS + head) * HEAD_DIM;
     let shared_head = head / GROUP * HEAD_DIM;
     let given = load_position(sequence);
+    // @if PAGED
+    for (var b = local; b < TABLE_LEN; b += THREADS) {
+        let reported = checked_index(load_block(sequence * TABLE_LEN + b), BLOCKS);
+    }
+    // @else
     if (local == 0u) {
         let reported = checked_index(given, POSITIONS);
     }
+    // @end
     let end = min(given, POSITIONS - 1u) + row + 1u;
     var start = 0u;
     // @if WINDOW > 0
@@ -97,7 +124,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         if (local < count) {
             var product = 0.0;
             for (var e = 0u; e < HEAD_DIM; e += 1u) {
-                product += query[e] * load_k((sequence * ROWS_K + key) * ROW + shared_head + e);
+                product += query[e] * load_k(cached_row(sequence, key) * ROW + shared_head + e);
             }
             score = product * scale();
         }
@@ -123,7 +150,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             if (element < HEAD_DIM) {
                 var sum = sums[part] * kept;
                 for (var j = 0u; j < count; j += 1u) {
-                    sum += scores[j] * load_v((sequence * ROWS_K + tile + j) * ROW + shared_head + element);
+                    sum += scores[j] * load_v(cached_row(sequence, tile + j) * ROW + shared_head + element);
                 }
                 sums[part] = sum;
             }

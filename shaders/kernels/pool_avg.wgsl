@@ -1,4 +1,4 @@
-// Average pooling of images [planes, H, W]: a thread for each element of the result adds up the elements of its window. Padding
+// Average pooling of images [planes, H, W, CHANNELS]: a thread for each element of the result adds up the elements of its window. Padding
 // counts as zeros.
 //
 // Twin in the oracle: core/src/ops/pool2d.rs.
@@ -9,6 +9,7 @@ const OUT_H: u32 = 32u; const OUT_W: u32 = 32u;
 const KERNEL_H: u32 = 2u; const KERNEL_W: u32 = 2u;
 const STRIDE_H: u32 = 2u; const STRIDE_W: u32 = 2u;
 const PADDING_H: u32 = 0u; const PADDING_W: u32 = 0u;
+const CHANNELS: u32 = 1u; // at each place; one where planes are of channels
 const THREADS: u32 = 256u;
 
 var<storage, read> x: array<f32>;
@@ -29,9 +30,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     if (i >= COUNT) {
         return;
     }
-    let plane = i / (OUT_H * OUT_W);
-    let y = i / OUT_W % OUT_H;
-    let x_out = i % OUT_W;
+    let place = i / CHANNELS;
+    let channel = i % CHANNELS;
+    let plane = place / (OUT_H * OUT_W);
+    let y = place / OUT_W % OUT_H;
+    let x_out = place % OUT_W;
     var sum = 0.0;
     for (var p = 0u; p < KERNEL_H; p += 1u) {
         for (var q = 0u; q < KERNEL_W; q += 1u) {
@@ -39,7 +42,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             let row = y * STRIDE_H + p - PADDING_H;
             let column = x_out * STRIDE_W + q - PADDING_W;
             if (row < H && column < W) {
-                sum += load((plane * H + row) * W + column);
+                sum += load(((plane * H + row) * W + column) * CHANNELS + channel);
             }
         }
     }

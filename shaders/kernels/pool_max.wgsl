@@ -1,4 +1,4 @@
-// Maximum pooling of images [planes, H, W]: a thread for each element of the result looks at the elements of its window. Results
+// Maximum pooling of images [planes, H, W, CHANNELS]: a thread for each element of the result looks at the elements of its window. Results
 // are the maximum and the number of the element that has it: the first of several, and NaN before all numbers.
 //
 // Twin in the oracle: core/src/ops/pool2d.rs.
@@ -10,6 +10,7 @@ const KERNEL_H: u32 = 2u; const KERNEL_W: u32 = 2u;
 const STRIDE_H: u32 = 2u; const STRIDE_W: u32 = 2u;
 const PADDING_H: u32 = 0u; const PADDING_W: u32 = 0u;
 const NONE: u32 = 0xffffffffu;
+const CHANNELS: u32 = 1u; // at each place; one where planes are of channels
 const THREADS: u32 = 256u;
 
 var<storage, read> x: array<f32>;
@@ -37,9 +38,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     if (i >= COUNT) {
         return;
     }
-    let plane = i / (OUT_H * OUT_W);
-    let y = i / OUT_W % OUT_H;
-    let x_out = i % OUT_W;
+    let place = i / CHANNELS;
+    let channel = i % CHANNELS;
+    let plane = place / (OUT_H * OUT_W);
+    let y = place / OUT_W % OUT_H;
+    let x_out = place % OUT_W;
     var best = NONE;
     var most = 0.0;
     for (var p = 0u; p < KERNEL_H; p += 1u) {
@@ -48,7 +51,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             let row = y * STRIDE_H + p - PADDING_H;
             let column = x_out * STRIDE_W + q - PADDING_W;
             if (row < H && column < W) {
-                let at = (plane * H + row) * W + column;
+                let at = ((plane * H + row) * W + column) * CHANNELS + channel;
                 let value = load(at);
                 if (best == NONE || value > most && !is_nan(most) || is_nan(value) && !is_nan(most)) {
                     best = at;

@@ -72,7 +72,9 @@ fn store_numbers(group_number: u32, local: u32, greatest: f32, total: f32) {
 }
 // A vector of a key or a value: that of the last row for those behind it.
 fn index_of(sequence: u32, row: u32, shared_head: u32, vector: u32) -> u32 {
-    return (sequence * ROWS_K + min(row, ROWS_K - 1u)) * ROW_VECTORS + shared_head / 4u + vector;
+    let within = min(row, ROWS_K - 1u);
+    var cached = sequence * ROWS_K + within;
+    return cached * ROW_VECTORS + shared_head / 4u + vector;
 }
 // The vector that a thread reads of a key or the query: the last one for those behind it.
 fn piece_of_key(slot: u32, piece: u32) -> u32 {

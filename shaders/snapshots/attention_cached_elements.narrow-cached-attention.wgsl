@@ -45,6 +45,11 @@ fn store(index: u32, value: f32) {
 fn scale() -> f32 {
     return (1.25e-1f);
 }
+// The row of the cache that holds a row of a sequence.
+fn cached_row(sequence: u32, row: u32) -> u32 {
+    var cached = sequence * ROWS_K + row;
+    return cached;
+}
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let group_number = group.x;
@@ -73,7 +78,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         if (local < count) {
             var product = 0.0;
             for (var e = 0u; e < HEAD_DIM; e += 1u) {
-                product += query[e] * load_k((sequence * ROWS_K + key) * ROW + shared_head + e);
+                product += query[e] * load_k(cached_row(sequence, key) * ROW + shared_head + e);
             }
             score = product * scale();
         }
@@ -99,7 +104,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             if (element < HEAD_DIM) {
                 var sum = sums[part] * kept;
                 for (var j = 0u; j < count; j += 1u) {
-                    sum += scores[j] * load_v((sequence * ROWS_K + tile + j) * ROW + shared_head + element);
+                    sum += scores[j] * load_v(cached_row(sequence, tile + j) * ROW + shared_head + element);
                 }
                 sums[part] = sum;
             }

@@ -1,6 +1,6 @@
 var<storage, read> b0: array<f32>;
 var<storage, read_write> b1: array<f32>;
-// Gradient of average pooling: a thread for each element of the image adds up the gradients of the windows that it is in, found by
+// Gradient of average pooling of images [planes, H, W, CHANNELS]: a thread for each element of the image adds up the gradients of the windows that it is in, found by
 // the tap of the window that meets it.
 //
 // Twin in the oracle: core/src/ops/pool2d.rs.
@@ -15,6 +15,7 @@ const STRIDE_H: u32 = 1u;
 const STRIDE_W: u32 = 1u;
 const PADDING_H: u32 = 0u;
 const PADDING_W: u32 = 0u;
+const CHANNELS: u32 = 1u;
 const THREADS: u32 = 256u;
 fn load(at: u32) -> f32 {
     return b0[at];
@@ -29,9 +30,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     if (i >= COUNT) {
         return;
     }
-    let plane = i / (H * W);
-    let y = i / W % H;
-    let x = i % W;
+    let place = i / CHANNELS;
+    let channel = i % CHANNELS;
+    let plane = place / (H * W);
+    let y = place / W % H;
+    let x = place % W;
     var sum = 0.0;
     for (var p = 0u; p < KERNEL_H; p += 1u) {
         for (var q = 0u; q < KERNEL_W; q += 1u) {
@@ -41,7 +44,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             let row = down / STRIDE_H;
             let column = across / STRIDE_W;
             if (row * STRIDE_H == down && column * STRIDE_W == across && row < OUT_H && column < OUT_W) {
-                sum += load((plane * OUT_H + row) * OUT_W + column);
+                sum += load(((plane * OUT_H + row) * OUT_W + column) * CHANNELS + channel);
             }
         }
     }

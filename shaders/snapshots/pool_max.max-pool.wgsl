@@ -1,7 +1,7 @@
-var<storage, read> b0: array<f32>;
-var<storage, read_write> b1: array<f32>;
-var<storage, read_write> b2: array<u32>;
-// Maximum pooling of images [planes, H, W]: a thread for each element of the result looks at the elements of its window. Results
+var<storage, read_write> b0: array<f32>;
+var<storage, read_write> b1: array<u32>;
+var<storage, read> b2: array<f32>;
+// Maximum pooling of images [planes, H, W, CHANNELS]: a thread for each element of the result looks at the elements of its window. Results
 // are the maximum and the number of the element that has it: the first of several, and NaN before all numbers.
 //
 // Twin in the oracle: core/src/ops/pool2d.rs.
@@ -17,13 +17,14 @@ const STRIDE_W: u32 = 1u;
 const PADDING_H: u32 = 0u;
 const PADDING_W: u32 = 0u;
 const NONE: u32 = 4294967295u;
+const CHANNELS: u32 = 1u;
 const THREADS: u32 = 256u;
 fn load(at: u32) -> f32 {
-    return b0[at];
+    return b2[at];
 }
 fn store(i: u32, most: f32, best: u32) {
-    b1[i] = most;
-    b2[i] = best;
+    b0[i] = most;
+    b1[i] = best;
 }
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
@@ -32,9 +33,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     if (i >= COUNT) {
         return;
     }
-    let plane = i / (OUT_H * OUT_W);
-    let y = i / OUT_W % OUT_H;
-    let x_out = i % OUT_W;
+    let place = i / CHANNELS;
+    let channel = i % CHANNELS;
+    let plane = place / (OUT_H * OUT_W);
+    let y = place / OUT_W % OUT_H;
+    let x_out = place % OUT_W;
     var best = NONE;
     var most = 0.0;
     for (var p = 0u; p < KERNEL_H; p += 1u) {
@@ -43,7 +46,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             let row = y * STRIDE_H + p - PADDING_H;
             let column = x_out * STRIDE_W + q - PADDING_W;
             if (row < H && column < W) {
-                let at = (plane * H + row) * W + column;
+                let at = ((plane * H + row) * W + column) * CHANNELS + channel;
                 let value = load(at);
                 if (best == NONE || value > most && !is_nan(most) || is_nan(value) && !is_nan(most)) {
                     best = at;

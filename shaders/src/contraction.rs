@@ -14,6 +14,40 @@ pub(super) struct Sizes {
     pub(super) k: usize,
 }
 
+/// Where an element of an operand is found in memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Found {
+    /// Its number.
+    pub(super) number: String,
+    /// A condition; where it does not hold, the element is zero, and the number that of another one.
+    pub(super) inside: Option<String>,
+}
+
+impl Found {
+    /// An element that is there in any case.
+    pub(super) fn always(number: String) -> Self {
+        Found { number, inside: None }
+    }
+
+    /// The index of the vector of four elements that begins with it, as WGSL.
+    pub(super) fn vector(&self) -> String {
+        format!("({}) / 4u", self.number)
+    }
+
+    /// Such a vector of a type, or zeros where the element is not inside, or another condition does not hold.
+    pub(super) fn guarded(&self, ty: &str, vector: String, also: Option<String>) -> String {
+        let conditions: Vec<&str> = [&self.inside, &also]
+            .into_iter()
+            .flatten()
+            .map(String::as_str)
+            .collect();
+        match conditions.is_empty() {
+            true => vector,
+            false => format!("select({ty}(), {vector}, {})", conditions.join(" && ")),
+        }
+    }
+}
+
 /// What is summed up, and where the sum belongs. Numbers are WGSL variables; `batch` is one of them.
 pub(super) trait Contraction {
     fn sizes(&self) -> Sizes;
@@ -66,8 +100,15 @@ pub(super) trait Contraction {
         None
     }
 
-    /// The number of the element that [`Contraction::load`] loads, of an operand that is [stored](Contraction::stored).
-    fn number_of(&self, e: &mut Emitter, operand: usize, line: &str, k: &str) -> Result<String, String> {
+    /// Elements from one matrix of an operand that is [stored](Contraction::stored) to the next one of the batch, 0 if all are the
+    /// same; `None` where matrices do not lie so.
+    fn batch_stride(&self, operand: usize) -> Option<usize> {
+        let _ = operand;
+        None
+    }
+
+    /// Where the element is that [`Contraction::load`] loads, of an operand that is [stored](Contraction::stored).
+    fn number_of(&self, e: &mut Emitter, operand: usize, line: &str, k: &str) -> Result<Found, String> {
         let _ = (e, operand, line, k);
         Err("it is computed as it is loaded".into())
     }

@@ -1,33 +1,18 @@
 //! Convolutions and their derivatives as contractions: patches of images are found as they are needed.
 
 use meganeura_core::TensorType;
-use meganeura_core::ops::{Call, Conv2dDims};
+use meganeura_core::ops::{Call, Conv2dDims, ImageLayout};
 
 use super::body::{Body, Def, Id};
-use super::contraction::{Contraction, Sizes};
+use super::contraction::{Contraction, Found, Sizes};
+use super::conv_kinds::{Of, convolution, kind, plane};
+use super::conv_nhwc::ConvolutionNhwc;
 use super::emit::Emitter;
 use super::kernel::{CompileCx, Compiled};
 use super::library;
 use super::location::{self, Base};
 use super::template::{Functions, Inlined, Template};
 use super::tiled;
-
-/// Which of the three tensors `x * w -> y` is computed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Of {
-    Output,
-    InputGrad,
-    WeightGrad,
-}
-
-fn of(name: &str) -> Option<Of> {
-    match name {
-        "core.conv2d" => Some(Of::Output),
-        "core.conv2d_input_grad" => Some(Of::InputGrad),
-        "core.conv2d_weight_grad" => Some(Of::WeightGrad),
-        _ => None,
-    }
-}
 
 pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx) -> Result<Compiled, String> {
     let Def::Call { op, attrs, inputs, .. } = &body.nodes[id].def else {
@@ -42,29 +27,34 @@ pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx) -> Result<Compiled, S
         inputs: &inputs,
         outputs: std::slice::from_ref(body.ty(id)),
     };
-    let of = of(op).ok_or("it is no convolution")?;
+    let (of, layout) = convolution(op).ok_or("it is no convolution")?;
     // Each tap reads its element of the image.
     tiled::check_prologue(body, cx, a, None)?;
     let dims = match of {
-        Of::Output => Conv2dDims::of_conv2d(&call)?,
-        Of::InputGrad => Conv2dDims::of_input_grad(&call)?,
-        Of::WeightGrad => Conv2dDims::of_weight_grad(&call)?,
+        Of::Output => layout.conv2d(&call)?,
+        Of::InputGrad => layout.conv2d_input_grad(&call)?,
+        Of::WeightGrad => layout.conv2d_weight_grad(&call)?,
     };
-    tiled::compile(
-        body,
-        id,
-        cx,
-        &Convolution {
-            of,
-            functions: functions(&dims)?,
-            dims,
-            operands: [a, b],
-            stored: [a, b].map(|id| match body.nodes[id].def {
-                Def::Operand(index) => Some(index),
-                _ => None,
-            }),
-        },
-    )
+    let operands = [a, b];
+    let stored = operands.map(|id| match body.nodes[id].def {
+        Def::Operand(index) => Some(index),
+        _ => None,
+    });
+    match layout {
+        ImageLayout::Nchw => tiled::compile(
+            body,
+            id,
+            cx,
+            &Convolution {
+                of,
+                functions: functions(&dims)?,
+                dims,
+                operands,
+                stored,
+            },
+        ),
+        ImageLayout::Nhwc => tiled::compile(body, id, cx, &ConvolutionNhwc::new(of, dims, operands, stored)?),
+    }
 }
 
 /// Variables of the functions that find places: image, row and column.
@@ -98,11 +88,6 @@ struct Convolution {
     stored: [Option<usize>; 2],
     /// The functions of the library that find elements.
     functions: Functions,
-}
-
-/// Elements of a plane.
-fn plane(size: [usize; 2]) -> usize {
-    size[0] * size[1]
 }
 
 /// Channels of a group on the input's and on the output's side.
@@ -195,13 +180,7 @@ impl Contraction for Convolution {
     }
 
     fn kind(&self) -> String {
-        let of = match self.of {
-            Of::Output => "convolution",
-            Of::InputGrad => "convolution's input gradient",
-            Of::WeightGrad => "convolution's weight gradient",
-        };
-        let ([kh, kw], [sh, sw]) = (self.dims.kernel, self.dims.stride);
-        format!("{of} {kh}x{kw}/{sh}x{sw}")
+        kind(self.of, &self.dims)
     }
 
     fn is_along_k(&self, operand: usize) -> bool {
@@ -266,10 +245,10 @@ impl Contraction for Convolution {
         self.stored[tensor].filter(|_| has_vectors)
     }
 
-    fn number_of(&self, e: &mut Emitter, operand: usize, line: &str, k: &str) -> Result<String, String> {
+    fn number_of(&self, e: &mut Emitter, operand: usize, line: &str, k: &str) -> Result<Found, String> {
         let (_, function, arguments) = self.found_by(operand, line, k);
         let found = self.find(e, function, arguments)?;
-        e.bind(&found.value)
+        Ok(Found::always(e.bind(&found.value)?))
     }
 
     fn element_number(&self, e: &mut Emitter, template: Template) -> Result<Template, String> {

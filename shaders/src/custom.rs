@@ -63,6 +63,7 @@ fn launches(cx: &CompileCx, kernel: &dyn CustomKernel, shader: Shader) -> Result
         tables: Vec::new(),
         groups: shader.groups,
         coop: false,
+        library: None,
         schedule: None,
         chosen: None,
     });

@@ -35,6 +35,7 @@ files! {
     MATMUL_ROWS "matmul_rows";
     MATMUL_ROWS_WIDE "matmul_rows_wide";
     MATMUL_TILED "matmul_tiled";
+    PAGED_CACHE_WRITE "paged_cache_write";
     POINTWISE "pointwise";
     POOL_AVG "pool_avg";
     POOL_AVG_GRAD "pool_avg_grad";

@@ -74,6 +74,9 @@ pub struct Launch {
     pub groups: [u32; 3],
     /// Whether it uses cooperative matrices.
     pub coop: bool,
+    /// The matmul that it is, if a library of the device computes it: there is no module then, and what is bound is the first
+    /// operand, the second one, the result, and the library's workspace.
+    pub library: Option<LibraryMatmul>,
     /// How it computes its part of the call, where there are several schedules.
     pub schedule: Option<Arc<str>>,
     /// The class of calls for which that was [chosen](ScheduleChooser), if it is not the default.
@@ -141,6 +144,44 @@ impl From<Launch> for Compiled {
     }
 }
 
+/// A matmul that a library of the device may compute: `[batch, m, k]` times `[batch, k, n]`, with sums in `f32`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LibraryMatmul {
+    /// Matrices of a batch.
+    pub batch: usize,
+    /// Rows of the first operand and of the result.
+    pub m: usize,
+    /// Columns of the second operand and of the result.
+    pub n: usize,
+    /// Of the summed dimension.
+    pub k: usize,
+    /// The operands, both of one type, `f16` or `f32`.
+    pub operands: [LibraryOperand; 2],
+    /// The result's type, `f16` or `f32`; it lies row by row.
+    pub result: DType,
+}
+
+/// An operand of such a matmul.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LibraryOperand {
+    /// Its type, `f16` or `f32`.
+    pub dtype: DType,
+    /// Whether its matrices are stored transposed: as `[k, m]`, or `[n, k]`.
+    pub transposed: bool,
+    /// Elements from one matrix of the batch to the next; 0 if all are the same.
+    pub stride: usize,
+}
+
+/// A library of matmuls.
+pub trait MatmulLibrary {
+    /// Whether a matmul is given to the library, where operands of so many bytes have to be rounded to `f16` before it, and
+    /// with a launch behind it that computes what follows from its result, if there is any.
+    fn takes(&self, matmul: &LibraryMatmul, rounded_bytes: usize, is_followed: bool) -> bool;
+
+    /// Bytes of workspace that each of its matmuls gets.
+    fn workspace_bytes(&self) -> usize;
+}
+
 /// A custom kernel that a device has accepted for an operator.
 pub trait CustomKernel {
     /// The operator.
@@ -167,6 +208,8 @@ pub struct CompileCx<'a> {
     pub host_validated: bool,
     /// The cooperative matrices that products may use.
     pub coop: Option<CoopConfig>,
+    /// A library of matmuls.
+    pub library: Option<&'a dyn MatmulLibrary>,
     /// Variants of calls, where others than the default ones may be faster.
     pub choices: Option<&'a dyn ScheduleChooser>,
     /// The kernel that somebody registered for the operator.
@@ -200,6 +243,7 @@ impl<'a> CompileCx<'a> {
             skip_if: None,
             host_validated: false,
             coop: None,
+            library: None,
             choices: None,
             custom: None,
             first_scratch: 0,
@@ -224,6 +268,7 @@ impl<'a> CompileCx<'a> {
             skip_if: self.skip_if,
             host_validated: self.host_validated,
             coop: self.coop,
+            library: self.library,
             choices: self.choices,
             custom: None,
             first_scratch,

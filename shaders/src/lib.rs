@@ -18,9 +18,12 @@ mod cache;
 mod compile;
 mod contraction;
 mod conv;
+mod conv_kinds;
+mod conv_nhwc;
 pub mod coop;
 mod custom;
 mod decompose;
+mod efficiency;
 mod emit;
 mod epilogue;
 mod families;
@@ -28,9 +31,11 @@ mod files;
 mod fold;
 mod fragments;
 mod generate;
+pub mod host;
 mod kernel;
 mod lanes;
 mod library;
+mod library_matmul;
 mod limits;
 mod location;
 mod matmul;
@@ -52,9 +57,13 @@ mod vectors;
 mod view;
 
 pub use compile::{compile, supports};
+pub use efficiency::efficiency;
 pub use files::KERNEL_FILES;
 pub use generate::{candidates, generate};
-pub use kernel::{Binding, CompileCx, Compiled, CustomKernel, INLINE_SCALARS, Launch, Memory, Source};
+pub use kernel::{
+    Binding, CompileCx, Compiled, CustomKernel, INLINE_SCALARS, Launch, LibraryMatmul, LibraryOperand, MatmulLibrary,
+    Memory, Source,
+};
 pub use limits::Limits;
 pub use scalar::DTYPES;
 pub use schedule::{Class, Schedule, ScheduleChooser};

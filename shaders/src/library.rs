@@ -10,6 +10,12 @@ pub(super) const CONVOLUTION: KernelFile = KernelFile {
     text: include_str!("../lib/convolution.wgsl"),
 };
 
+/// The same for images with channels last.
+pub(super) const CONVOLUTION_NHWC: KernelFile = KernelFile {
+    name: "lib/convolution_nhwc",
+    text: include_str!("../lib/convolution_nhwc.wgsl"),
+};
+
 /// Functions that kernels share.
 const FILES: [&str; 2] = [include_str!("../lib/math.wgsl"), include_str!("../lib/fault.wgsl")];
 

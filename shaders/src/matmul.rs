@@ -4,7 +4,7 @@ use meganeura_core::ops::{Call, MatMulDims};
 use meganeura_core::{DType, Shape, TensorType};
 
 use super::body::{Body, Def, Id};
-use super::contraction::{Contraction, Sizes};
+use super::contraction::{Contraction, Found, Sizes};
 use super::emit::Emitter;
 use super::kernel::{CompileCx, Compiled};
 use super::location::{self, Base, Index, Location};
@@ -129,8 +129,19 @@ impl Contraction for MatMul {
         self.stored[operand]
     }
 
-    fn number_of(&self, e: &mut Emitter, operand: usize, line: &str, k: &str) -> Result<String, String> {
+    fn batch_stride(&self, operand: usize) -> Option<usize> {
+        let Sizes { batch, m, n, k } = self.sizes();
+        let shape = &self.shapes[operand];
+        let matrix = k * if operand == 0 { m } else { n };
+        match shape.numel() {
+            all if all == matrix => Some(0),
+            all if all == batch * matrix => Some(matrix),
+            _ => None,
+        }
+    }
+
+    fn number_of(&self, e: &mut Emitter, operand: usize, line: &str, k: &str) -> Result<Found, String> {
         let at = self.location(operand, line, k)?;
-        e.linear(&at, &self.shapes[operand])
+        Ok(Found::always(e.linear(&at, &self.shapes[operand])?))
     }
 }

@@ -335,6 +335,7 @@ impl<'a> Module<'a> {
             tables: self.tables,
             groups,
             coop: self.enabled.contains(&COOP),
+            library: None,
             schedule: None,
             chosen: None,
         })

@@ -2,6 +2,7 @@
 
 use meganeura_core::ops::Call;
 
+use super::conv_kinds::is_convolution;
 use super::fold::Fold;
 use super::scalar;
 
@@ -46,14 +47,6 @@ pub(super) fn role(name: &str, call: &Call) -> Result<Option<Role>, String> {
 /// Whether an operator is a matmul.
 pub(super) fn is_matmul(name: &str) -> bool {
     name == "core.matmul"
-}
-
-/// Whether an operator is a convolution or one of its derivatives.
-fn is_convolution(name: &str) -> bool {
-    matches!(
-        name,
-        "core.conv2d" | "core.conv2d_input_grad" | "core.conv2d_weight_grad"
-    )
 }
 
 /// Whether an operator only says where elements are found.

@@ -1,7 +1,7 @@
 //! Operators that need loops of their own: nothing is computed together with them.
 
 use meganeura_core::DType;
-use meganeura_core::ops::Pool2dDims;
+use meganeura_core::ops::{ImageLayout, Pool2dDims};
 
 use super::files;
 use super::kernel::{CompileCx, Compiled, Launch};
@@ -19,10 +19,17 @@ type Make = fn(&CompileCx) -> Result<Compiled, String>;
 const LOOPS: &[(&str, Make)] = &[
     ("core.argmax", |cx| extreme(cx, ">")),
     ("core.argmin", |cx| extreme(cx, "<")),
-    ("core.avg_pool2d", |cx| Ok(avg_pool(cx)?.into())),
-    ("core.avg_pool2d_grad", |cx| Ok(avg_pool_grad(cx)?.into())),
+    ("core.avg_pool2d", |cx| Ok(avg_pool(cx, ImageLayout::Nchw)?.into())),
+    ("core.avg_pool2d_grad", |cx| {
+        Ok(avg_pool_grad(cx, ImageLayout::Nchw)?.into())
+    }),
+    ("core.avg_pool2d_nhwc", |cx| Ok(avg_pool(cx, ImageLayout::Nhwc)?.into())),
+    ("core.avg_pool2d_nhwc_grad", |cx| {
+        Ok(avg_pool_grad(cx, ImageLayout::Nhwc)?.into())
+    }),
     ("core.cumsum", |cx| Ok(lanes::cumsum(cx)?.into())),
-    ("core.max_pool2d", |cx| Ok(max_pool(cx)?.into())),
+    ("core.max_pool2d", |cx| Ok(max_pool(cx, ImageLayout::Nchw)?.into())),
+    ("core.max_pool2d_nhwc", |cx| Ok(max_pool(cx, ImageLayout::Nhwc)?.into())),
     ("core.top_k", |cx| Ok(top_k(cx)?.into())),
 ];
 
@@ -83,25 +90,30 @@ fn pooling(file: KernelFile, d: &Pool2dDims) -> Template {
     Template::new(file)
         .sizes([("H", h), ("W", w), ("OUT_H", out_h), ("OUT_W", out_w)])
         .sizes([("KERNEL_H", kh), ("KERNEL_W", kw), ("STRIDE_H", sh), ("STRIDE_W", sw)])
-        .sizes([("PADDING_H", ph), ("PADDING_W", pw)])
+        .sizes([("PADDING_H", ph), ("PADDING_W", pw), ("CHANNELS", d.channels)])
 }
 
-fn max_pool(cx: &CompileCx) -> Result<Launch, String> {
-    let d = Pool2dDims::of(&cx.kernel.inputs[0].shape, cx.kernel.attrs)?;
+/// The largest of each window and, with channels first, its number.
+fn max_pool(cx: &CompileCx, layout: ImageLayout) -> Result<Launch, String> {
+    let d = Pool2dDims::of_layout(layout, &cx.kernel.inputs[0].shape, cx.kernel.attrs)?;
     let mut module = Module::new(cx);
+    let mut stores = module.store(0, "i", "most");
+    if cx.kernel.outputs.len() > 1 {
+        stores += &module.store(1, "i", "best");
+    }
     let template = pooling(files::POOL_MAX, &d)
         .returns("load", "", &module.load(0, "at"))
-        .body("store", module.store(0, "i", "most") + &module.store(1, "i", "best"));
+        .body("store", stores);
     module.finish_template_elements(template, cx.kernel.outputs[0].numel())
 }
 
-fn avg_pool(cx: &CompileCx) -> Result<Launch, String> {
-    let d = Pool2dDims::of(&cx.kernel.inputs[0].shape, cx.kernel.attrs)?;
+fn avg_pool(cx: &CompileCx, layout: ImageLayout) -> Result<Launch, String> {
+    let d = Pool2dDims::of_layout(layout, &cx.kernel.inputs[0].shape, cx.kernel.attrs)?;
     averages(cx, pooling(files::POOL_AVG, &d))
 }
 
-fn avg_pool_grad(cx: &CompileCx) -> Result<Launch, String> {
-    let d = Pool2dDims::of(&cx.kernel.outputs[0].shape, cx.kernel.attrs)?;
+fn avg_pool_grad(cx: &CompileCx, layout: ImageLayout) -> Result<Launch, String> {
+    let d = Pool2dDims::of_layout(layout, &cx.kernel.outputs[0].shape, cx.kernel.attrs)?;
     averages(cx, pooling(files::POOL_AVG_GRAD, &d))
 }
 

@@ -4,7 +4,8 @@
 //! cache would keep few workgroups busy for long: several share the keys of a query then, and a second launch brings together
 //! what they found ("Flash-Decoding": Dao, Haziza, Massa and Sizov, 2023).
 
-use meganeura_core::ops::AttentionDims;
+use meganeura_core::DType;
+use meganeura_core::ops::{AttentionDims, PagedDims};
 
 use super::super::files;
 use super::super::kernel::{CompileCx, Compiled, Launch};
@@ -108,14 +109,52 @@ fn sized(file: KernelFile, dims: &AttentionDims) -> Template {
     ])
 }
 
+/// The operator whose cache is in blocks.
+pub(super) const PAGED: &str = "core.paged_attention";
+/// Its operand that says which.
+const BLOCK_TABLE: usize = 4;
+
+/// Launches for a call whose cache is in blocks: every row is a sequence of one query. `None` for one that is to be decomposed.
+pub(super) fn paged(cx: &CompileCx) -> Result<Option<Compiled>, String> {
+    let PagedDims { dims, .. } = PagedDims::of(&cx.call())?;
+    if cx.kernel.outputs[0].dtype != DType::F32 || dims.head_dim > MAX_ELEMENTS {
+        return Ok(None);
+    }
+    if dims.rows_q == 0 {
+        return Ok(Some(Compiled::default()));
+    }
+    let dims = AttentionDims {
+        batch: dims.rows_q,
+        rows_q: 1,
+        ..dims
+    };
+    let compiled = match Sharing::usual(cx, &dims) {
+        Some(sharing) => by_vectors(cx, dims, sharing)?,
+        None => by_elements(cx, dims)?.into(),
+    };
+    Ok(Some(compiled))
+}
+
 /// One that reads the cache, with the sizes and functions for this.
-fn reading(file: KernelFile, module: &mut Module, dims: &AttentionDims) -> Template {
+fn reading(file: KernelFile, module: &mut Module, dims: &AttentionDims) -> Result<Template, String> {
     module.uses_faults();
-    sized(file, dims)
+    let mut template = sized(file, dims);
+    if module.cx().kernel.name == PAGED {
+        let paged = PagedDims::of(&module.cx().call())?;
+        template = template
+            .flag("PAGED", true)
+            .sizes([
+                ("TABLE_LEN", paged.table_len),
+                ("BLOCK_ROWS", paged.block_rows),
+                ("BLOCKS", paged.blocks),
+            ])
+            .returns("load_block", "", &module.load(BLOCK_TABLE, "index"));
+    }
+    Ok(template
         .sizes([("ROWS_K", dims.rows_k), ("KV_HEADS", dims.kv_heads)])
         .size("WINDOW", window(dims).unwrap_or(0))
         .returns("scale", "", &scale(dims))
-        .returns("load_position", "", &module.load(POSITIONS, "sequence"))
+        .returns("load_position", "", &module.load(POSITIONS, "sequence")))
 }
 
 /// Threads share keys, and read vectors of four elements. Several workgroups that share the keys of a query leave what they
@@ -127,7 +166,7 @@ pub(super) fn by_vectors(cx: &CompileCx, dims: AttentionDims, sharing: Sharing) 
         workgroups,
     } = sharing;
     let mut module = Module::new(cx);
-    let mut template = reading(files::ATTENTION_CACHED, &mut module, &dims).sizes([
+    let mut template = reading(files::ATTENTION_CACHED, &mut module, &dims)?.sizes([
         ("QUERIES", queries(&dims)),
         ("KEYS", keys),
         ("SHARING", threads),
@@ -173,7 +212,7 @@ fn join(cx: &CompileCx, dims: &AttentionDims, workgroups: usize) -> Result<Launc
 /// A thread has one key of a tile, then some elements of the result: for heads without vectors.
 pub(super) fn by_elements(cx: &CompileCx, dims: AttentionDims) -> Result<Launch, String> {
     let mut module = Module::new(cx);
-    let template = reading(files::ATTENTION_CACHED_ELEMENTS, &mut module, &dims)
+    let template = reading(files::ATTENTION_CACHED_ELEMENTS, &mut module, &dims)?
         .returns("load_q", "", &module.load(0, "index"))
         .returns("load_k", "", &module.load(1, "index"))
         .returns("load_v", "", &module.load(2, "index"))

@@ -20,6 +20,9 @@ use schedules::{Attention, Variant};
 
 /// Launches for a call of this family; `None` for one that is to be decomposed.
 pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
+    if cx.kernel.name == cached::PAGED {
+        return cached::paged(cx);
+    }
     let Some(kind) = Kind::of(cx.kernel.name) else {
         return Ok(None);
     };

@@ -292,27 +292,24 @@ impl<'a> Blocks<'a> {
         let vector = match stored {
             Some(stored) => {
                 let (line_step, k_step) = if along_k { (1, 4) } else { (4, 1) };
-                let (code, at) = e.block(|e| {
+                let (code, found) = e.block(|e| {
                     let line = e.bind(&below("line", whole_lines, count, line_step))?;
                     let k = e.bind(&below("k", whole_k, k, k_step))?;
                     self.contraction.number_of(e, operand, &line, &k)
                 })?;
-                let index = format!("({at}) / 4u");
+                let index = found.vector();
                 let halves = e.module.load_f16(stored, &index).filter(|_| self.rounds());
                 let vector = halves.or_else(|| {
                     let vector = e.module.load_vector(stored, &index)?;
                     Some(format!("vec4<{element}>({vector})"))
                 });
-                vector.map(|vector| (code, vector))
+                vector.map(|vector| (code, vector, found))
             }
             None => None,
         };
-        if let Some((code, vector)) = vector {
-            let value = match whole_k {
-                true => vector,
-                false => format!("select(vec4<{element}>(), {vector}, k < {k}u)"),
-            };
-            return Ok((code, value));
+        if let Some((code, vector, found)) = vector {
+            let within = (!whole_k).then(|| format!("k < {k}u"));
+            return Ok((code, found.guarded(&format!("vec4<{element}>"), vector, within)));
         }
         let of = |name: &str, moves: bool, q: usize| match moves {
             true => format!("{name} + {q}u"),

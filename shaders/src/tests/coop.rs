@@ -284,6 +284,9 @@ fn every_product_has_a_kernel_for_matrix_units() {
         "core.conv2d",
         "core.conv2d_input_grad",
         "core.conv2d_weight_grad",
+        "core.conv2d_nhwc",
+        "core.conv2d_nhwc_input_grad",
+        "core.conv2d_nhwc_weight_grad",
         "core.attention",
         "core.attention_grad",
     ] {

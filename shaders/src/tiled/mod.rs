@@ -5,7 +5,7 @@
 //! are too few tiles for a device, the summed dimension is cut into parts, which a second launch puts together. Small
 //! products have a thread for each result, without any of this.
 
-mod schedules;
+pub(super) mod schedules;
 
 use meganeura_core::DType;
 use meganeura_core::ops::FUSED;
@@ -20,7 +20,7 @@ use super::pointwise::is_half;
 use super::roles::Role;
 use super::template::Template;
 use super::variants::Candidate as _;
-use super::{variants, vectors};
+use super::{library_matmul, variants, vectors};
 use schedules::{MatMulCall, Tiles};
 
 /// Threads along each side of a tile.
@@ -129,6 +129,9 @@ pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx, contraction: &dyn Con
         total,
         reduces: reductions,
     };
+    if let Some(compiled) = library_matmul::compile(&product, &results)? {
+        return Ok(compiled);
+    }
     let chosen = variants::chosen(
         cx,
         |precision| product.class(precision),
@@ -323,13 +326,13 @@ impl<'a> Tiling<'a> {
             .filter(|_| width == 4 && contiguous.is_multiple_of(4));
         if let Some(stored) = stored {
             let (lines, depths) = if along_k { (1, 4) } else { (4, 1) };
-            let (code, at) = e.block(|e| {
+            let (code, found) = e.block(|e| {
                 let line = e.bind(&format!("min(line, {}u)", last(count, lines)))?;
                 let k = e.bind(&format!("min(k, {}u)", last(k, depths)))?;
                 self.contraction.number_of(e, operand, &line, &k)
             })?;
-            if let Some(loaded) = e.module.load_vector(stored, &format!("({at}) / 4u")) {
-                return Ok((code, format!("select(vec4<f32>(), {loaded}, k < {k}u)")));
+            if let Some(loaded) = e.module.load_vector(stored, &found.vector()) {
+                return Ok((code, found.guarded("vec4<f32>", loaded, Some(format!("k < {k}u")))));
             }
         }
         let (code, values) = e.block(|e| {

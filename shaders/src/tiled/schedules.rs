@@ -30,15 +30,15 @@ pub(super) enum Tiles<'a> {
 
 /// A contraction as its variants see it.
 #[derive(Clone, Copy)]
-pub(super) struct MatMulCall<'a> {
-    pub(super) body: &'a Body,
-    pub(super) id: Id,
-    pub(super) cx: &'a CompileCx<'a>,
-    pub(super) contraction: &'a dyn Contraction,
+pub(crate) struct MatMulCall<'a> {
+    pub(crate) body: &'a Body,
+    pub(crate) id: Id,
+    pub(crate) cx: &'a CompileCx<'a>,
+    pub(crate) contraction: &'a dyn Contraction,
     /// Elements of the result.
-    pub(super) total: usize,
+    pub(crate) total: usize,
     /// Whether reductions come before it, which only [`vectors`] can do.
-    pub(super) reduces: bool,
+    pub(crate) reduces: bool,
 }
 
 impl MatMulCall<'_> {

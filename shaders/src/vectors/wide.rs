@@ -173,13 +173,13 @@ impl<'a> Wide<'a> {
 
     /// Statements that load the vector `k` of a line of an operand, and its value.
     fn vector(&self, e: &mut Emitter, operand: usize) -> Result<(String, String), String> {
-        let (code, at) = e.block(|e| {
+        let (code, found) = e.block(|e| {
             let first = e.bind(&format!("k * {WIDTH}u"))?;
             self.contraction.number_of(e, operand, "line", &first)
         })?;
         let stored = self.contraction.stored(operand);
-        let vector = stored.and_then(|stored| e.module.load_vector(stored, &format!("({at}) / {WIDTH}u")));
+        let vector = stored.and_then(|stored| e.module.load_vector(stored, &found.vector()));
         let vector = vector.ok_or("an operand of a contraction is not read by vectors")?;
-        Ok((code, vector))
+        Ok((code, found.guarded("vec4<f32>", vector, None)))
     }
 }

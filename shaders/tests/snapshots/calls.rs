@@ -178,6 +178,8 @@ pub(crate) fn all() -> Vec<(String, Vec<Launch>)> {
     all.push(("coop16-split-k".into(), matmul([16, 10_496, 256]).on(units(16, 32))));
     all.push(("cached-attention".into(), cached_attention(64, 4096)));
     all.push(("narrow-cached-attention".into(), cached_attention(6, 512)));
+    all.push(("paged-attention".into(), paged_attention(64)));
+    all.push(("narrow-paged-attention".into(), paged_attention(6)));
     for (kind, coop) in [("plain", None), ("coop16", units(16, 32))] {
         let calls = convolutions().into_iter().chain(attention());
         all.extend(calls.map(|(name, call)| (format!("{kind}-{name}"), call.on(coop))));
@@ -276,7 +278,7 @@ fn products([m, k, n]: [usize; 3], turned: bool) -> Vec<(&'static str, Call)> {
     all
 }
 
-/// A convolution and its gradients.
+/// A convolution and its gradients, of images with channels first and last.
 fn convolutions() -> Vec<(&'static str, Call)> {
     let pair = |value: i64| vec![value, value];
     let window = Attrs::new()
@@ -287,7 +289,23 @@ fn convolutions() -> Vec<(&'static str, Call)> {
     let (x, w, y): (&[usize], &[usize], &[usize]) = (&[4, 24, 40, 40], &[72, 24, 3, 3], &[4, 72, 40, 40]);
     let input = window.clone().with("input_size", pair(40));
     let weight = window.clone().with("kernel_size", pair(3));
+    // Channels last.
+    let (x_last, w_last, y_last): (&[usize], &[usize], &[usize]) =
+        (&[4, 40, 40, 24], &[3, 3, 24, 72], &[4, 40, 40, 72]);
+    let (window_last, input_last, weight_last) = (window.clone(), input.clone(), weight.clone());
     vec![
+        (
+            "conv-nhwc",
+            Call::new("core.conv2d_nhwc", window_last, &[x_last, w_last]),
+        ),
+        (
+            "conv-nhwc-input-grad",
+            Call::new("core.conv2d_nhwc_input_grad", input_last, &[y_last, w_last]),
+        ),
+        (
+            "conv-nhwc-weight-grad",
+            Call::new("core.conv2d_nhwc_weight_grad", weight_last, &[x_last, y_last]),
+        ),
         ("conv", Call::new("core.conv2d", window, &[x, w])),
         ("conv-input-grad", Call::new("core.conv2d_input_grad", input, &[y, w])),
         (
@@ -330,6 +348,19 @@ fn cached_attention(head_dim: usize, rows: usize) -> Call {
     Call::new("core.cached_attention", cached, &cache).indices(&[3])
 }
 
+/// Attention of eight tokens to caches in blocks.
+fn paged_attention(head_dim: usize) -> Call {
+    let attrs = Attrs::new()
+        .with("num_heads", 4usize)
+        .with("num_kv_heads", 2usize)
+        .with("head_dim", head_dim)
+        .with("window", 0i64)
+        .with("scale", 0.125);
+    let (q, kv) = ([8, 4 * head_dim], [64, 16, 2 * head_dim]);
+    let operands: [&[usize]; 5] = [&q, &kv, &kv, &[8], &[8, 32]];
+    Call::new("core.paged_attention", attrs, &operands).indices(&[3, 4])
+}
+
 /// Operators with kernel files of their own.
 fn others() -> Vec<(&'static str, Call)> {
     let scatter = |rows: usize| {
@@ -339,6 +370,7 @@ fn others() -> Vec<(&'static str, Call)> {
     vec![
         ("cache-write", Call::sample("core.cache_write").over(1)),
         ("rope-cache-write", Call::sample("core.rope_cache_write").over(1)),
+        ("paged-cache-write", Call::sample("core.paged_cache_write").over(1)),
         ("argmax", Call::sample("core.argmax")),
         (
             "argmax-in-parts",
@@ -349,6 +381,7 @@ fn others() -> Vec<(&'static str, Call)> {
         ("avg-pool", Call::sample("core.avg_pool2d")),
         ("avg-pool-grad", Call::sample("core.avg_pool2d_grad")),
         ("max-pool", Call::sample("core.max_pool2d")),
+        ("max-pool-nhwc", Call::sample("core.max_pool2d_nhwc")),
         ("few-rows", scatter(32)),
         ("many-rows", scatter(33)),
         ("put", Call::sample("core.put_along_axis")),

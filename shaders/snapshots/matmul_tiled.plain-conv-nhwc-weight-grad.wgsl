@@ -1,0 +1,147 @@
+var<storage, read_write> b0: array<f32>;
+var<storage, read> b1: array<f32>;
+var<storage, read> b2: array<f32>;
+// Matrix product in f32, by tiles in shared memory: out[batch, M, N] = epilogue(A[batch, M, K] B[batch, K, N]).
+//
+// A workgroup of SIDE by SIDE threads computes a block of SIDE * EACH rows and columns, every thread EACH by EACH elements of it
+// in registers. It goes over K in steps: a piece of both operands is copied to shared memory, from where each thread reads
+// vectors of WIDTH lines, the next piece being loaded into registers meanwhile. Two barriers a step. Where there are few blocks,
+// K is cut into PARTS (split-K), whose sums split_k_join.wgsl adds up.
+//
+// Twin in the oracle: core/src/ops/matmul.rs, core/src/ops/conv2d.
+// Neighbouring lines of an operand: f32, vec2<f32> or vec4<f32>.
+alias Vector = f32;
+// The product. Whether neighbours in memory are neighbours along K, rather than along M or N.
+const BATCH: u32 = 1u;
+const M: u32 = 216u;
+const N: u32 = 72u;
+const K: u32 = 6400u;
+const A_ALONG_K: bool = false;
+const B_ALONG_K: bool = false;
+const SIDE: u32 = 16u;
+const STEP: u32 = 16u;
+const PART_LENGTH: u32 = 2144u;
+const THREADS: u32 = 256u;
+const BLOCK: u32 = 16u;
+const WIDTH: u32 = 1u;
+const ACROSS: u32 = 5u;
+const DOWN: u32 = 14u;
+var<workgroup> shared_a: array<Vector, BLOCK / WIDTH * STEP>;
+var<workgroup> shared_b: array<Vector, BLOCK / WIDTH * STEP>;
+// WIDTH elements of A, side by side in memory, from row `line` and term `k` on; zero from K on, where nothing may come in, not
+// even NaN.
+fn load_a(batch: u32, line: u32, k: u32) -> Vector {
+    let v1 = min(line + 0u, 215u);
+    let v2 = min(k + 0u, 6399u);
+    let kernel_v3 = v1 / INPUTS;
+    let image_v3 = v2 / (OUTPUT_H * OUTPUT_W);
+    let row_v3 = v2 / OUTPUT_W % OUTPUT_H;
+    let column_v3 = v2 % OUTPUT_W;
+    let ih_v3 = row_v3 * STRIDE_H + kernel_v3 / KERNEL_W * DILATION_H - PADDING_H;
+    let iw_v3 = column_v3 * STRIDE_W + kernel_v3 % KERNEL_W * DILATION_W - PADDING_W;
+    let inside_v3 = ih_v3 < INPUT_H && iw_v3 < INPUT_W;
+    let place_v3 = (image_v3 * INPUT_H + min(ih_v3, max(INPUT_H, 1u) - 1u)) * INPUT_W + min(iw_v3, max(INPUT_W, 1u) - 1u);
+    let v4 = place_v3 * INPUTS + v1 % INPUTS;
+    let v5 = b1[v4];
+    let v6 = select(0.0, v5, inside_v3);
+    return f32(select(0.0, v6, k + 0u < 6400u));
+}
+// The same of B, from column `line` on.
+fn load_b(batch: u32, line: u32, k: u32) -> Vector {
+    let v7 = min(line + 0u, 71u);
+    let v8 = min(k + 0u, 6399u);
+    let v10 = v8 * OUTPUTS + v7;
+    let v11 = b2[v10];
+    return f32(select(0.0, v11, k + 0u < 6400u));
+}
+// The number of an element of the result.
+fn element_number(batch: u32, row: u32, column: u32) -> u32 {
+    return (batch * M + row) * N + column;
+}
+// What becomes of a sum, or of a part of one.
+fn finish(part: u32, i: u32, product: f32) {
+    b0[part * 15552u + i] = product;
+}
+fn finish_within(part: u32, batch: u32, row: u32, column: u32, sum: f32) {
+    if (row < M && column < N) {
+        finish(part, element_number(batch, min(row, M - 1u), min(column, N - 1u)), sum);
+    }
+}
+// The first line, and the first term, of a thread's vector `number` within a piece.
+fn line_of(number: u32, along_k: bool) -> u32 {
+    return select(number % (BLOCK / WIDTH) * WIDTH, number / (STEP / WIDTH), along_k);
+}
+fn depth_of(number: u32, along_k: bool) -> u32 {
+    return select(number / (BLOCK / WIDTH), number % (STEP / WIDTH) * WIDTH, along_k);
+}
+// Where shared memory has a line at a depth. Vectors are shuffled from depth to depth, so that threads that store one line at
+// several depths do not wait for the same bank.
+fn location_of(depth: u32, line: u32) -> u32 {
+    return depth * (BLOCK / WIDTH) + (line / WIDTH ^ depth % 8u);
+}
+// Line `number` of a thread within the block: its lines lie together in vectors.
+fn own_line(thread: u32, number: u32) -> u32 {
+    return thread * WIDTH + (number / WIDTH * SIDE * WIDTH + number % WIDTH);
+}
+@compute @workgroup_size(THREADS)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    let group_number = group.x;
+    let first_column = group_number % ACROSS * BLOCK;
+    let first_row = group_number / ACROSS % DOWN * BLOCK;
+    let batch = group_number / (ACROSS * DOWN) % BATCH;
+    let part = group_number / (ACROSS * DOWN * BATCH);
+    let y = local / SIDE;
+    let x = local % SIDE;
+    var sum_0_0 = 0.0;
+    var begin = 0u;
+    var terms = K;
+    begin = part * PART_LENGTH;
+    terms = PART_LENGTH;
+    terms = min(PART_LENGTH, K - part * PART_LENGTH);
+    var a_0 = load_a(batch, first_row + line_of(local + 0u * THREADS, A_ALONG_K), begin + depth_of(local + 0u * THREADS, A_ALONG_K));
+    var b_0 = load_b(batch, first_column + line_of(local + 0u * THREADS, B_ALONG_K), begin + depth_of(local + 0u * THREADS, B_ALONG_K));
+    var done = 0u;
+    loop {
+        {
+            let line = line_of(local + 0u * THREADS, A_ALONG_K);
+            let depth = depth_of(local + 0u * THREADS, A_ALONG_K);
+            shared_a[location_of(depth, line)] = a_0;
+        }
+        {
+            let line = line_of(local + 0u * THREADS, B_ALONG_K);
+            let depth = depth_of(local + 0u * THREADS, B_ALONG_K);
+            shared_b[location_of(depth, line)] = b_0;
+        }
+        workgroupBarrier();
+        let next = done + STEP;
+        if (next < terms) {
+            let next_k = begin + next;
+            a_0 = load_a(batch, first_row + line_of(local + 0u * THREADS, A_ALONG_K), next_k + depth_of(local + 0u * THREADS, A_ALONG_K));
+            b_0 = load_b(batch, first_column + line_of(local + 0u * THREADS, B_ALONG_K), next_k + depth_of(local + 0u * THREADS, B_ALONG_K));
+        }
+        for (var d = 0u; d < STEP; d += 1u) {
+            let own_a_0 = shared_a[location_of(d, own_line(y, 0u * WIDTH))];
+            let own_b_0 = shared_b[location_of(d, own_line(x, 0u * WIDTH))];
+            sum_0_0 = fma(own_a_0, own_b_0, sum_0_0);
+        }
+        workgroupBarrier();
+        done = next;
+        if (done >= terms) {
+            break;
+        }
+    }
+    finish_within(part, batch, first_row + own_line(y, 0u), first_column + own_line(x, 0u), sum_0_0);
+}
+const INPUTS: u32 = 24u;
+const OUTPUTS: u32 = 72u;
+const INPUT_H: u32 = 40u;
+const INPUT_W: u32 = 40u;
+const OUTPUT_H: u32 = 40u;
+const OUTPUT_W: u32 = 40u;
+const KERNEL_W: u32 = 3u;
+const STRIDE_H: u32 = 1u;
+const STRIDE_W: u32 = 1u;
+const DILATION_H: u32 = 1u;
+const DILATION_W: u32 = 1u;
+const PADDING_H: u32 = 1u;
+const PADDING_W: u32 = 1u;

@@ -1,0 +1,60 @@
+var<storage, read_write> b0: array<f32>;
+var<storage, read> b1: array<f32>;
+// Maximum pooling of images [planes, H, W, CHANNELS]: a thread for each element of the result looks at the elements of its window. Results
+// are the maximum and the number of the element that has it: the first of several, and NaN before all numbers.
+//
+// Twin in the oracle: core/src/ops/pool2d.rs.
+const COUNT: u32 = 1u;
+const H: u32 = 2u;
+const W: u32 = 2u;
+const OUT_H: u32 = 1u;
+const OUT_W: u32 = 1u;
+const KERNEL_H: u32 = 2u;
+const KERNEL_W: u32 = 2u;
+const STRIDE_H: u32 = 1u;
+const STRIDE_W: u32 = 1u;
+const PADDING_H: u32 = 0u;
+const PADDING_W: u32 = 0u;
+const NONE: u32 = 4294967295u;
+const CHANNELS: u32 = 1u;
+const THREADS: u32 = 256u;
+fn load(at: u32) -> f32 {
+    return b1[at];
+}
+fn store(i: u32, most: f32, best: u32) {
+    b0[i] = most;
+}
+@compute @workgroup_size(THREADS)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    let group_number = group.x;
+    let i = group_number * THREADS + local;
+    if (i >= COUNT) {
+        return;
+    }
+    let place = i / CHANNELS;
+    let channel = i % CHANNELS;
+    let plane = place / (OUT_H * OUT_W);
+    let y = place / OUT_W % OUT_H;
+    let x_out = place % OUT_W;
+    var best = NONE;
+    var most = 0.0;
+    for (var p = 0u; p < KERNEL_H; p += 1u) {
+        for (var q = 0u; q < KERNEL_W; q += 1u) {
+            // Numbers before the first wrap to large ones.
+            let row = y * STRIDE_H + p - PADDING_H;
+            let column = x_out * STRIDE_W + q - PADDING_W;
+            if (row < H && column < W) {
+                let at = ((plane * H + row) * W + column) * CHANNELS + channel;
+                let value = load(at);
+                if (best == NONE || value > most && !is_nan(most) || is_nan(value) && !is_nan(most)) {
+                    best = at;
+                    most = value;
+                }
+            }
+        }
+    }
+    store(i, most, best);
+}
+fn is_nan(x: f32) -> bool {
+    return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u;
+}
