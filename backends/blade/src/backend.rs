@@ -9,12 +9,12 @@ use meganeura_core::backend::{Backend, BackendInfo, Device, DeviceInfo, DeviceKi
 use meganeura_core::config::Config;
 use meganeura_core::{Error, Result};
 
-use crate::custom;
 use crate::device::BladeDevice;
 use crate::gpu::NAME;
 use crate::probe::{self, Probed, yes_no};
-use crate::settings::{self, Wanted};
+use crate::settings;
 use crate::tune::{self, Key, Tuning};
+use meganeura_shaders::host::Wanted;
 
 /// Vulkan on Linux and Windows, Metal on macOS.
 #[derive(Clone, Copy, Debug, Default)]
@@ -57,7 +57,7 @@ impl Backend for BladeBackend {
     }
 
     fn problems(&self) -> Vec<Error> {
-        custom::problems()
+        meganeura_shaders::host::problems(NAME)
     }
 
     fn open(&self, index: usize, config: &Config) -> Result<Arc<dyn Device>> {
@@ -129,6 +129,7 @@ fn describe(reports: &[bg::DeviceReport], index: usize, probed: &[Probed]) -> De
     let driver = driver_of(report);
     DeviceInfo {
         numeric_id: Some(u64::from(report.device_id)),
+        hardware: known.as_ref().map(|p| p.uuid.clone()),
         memory_bytes: limits.and_then(|l| l.memory_bytes),
         driver: (!driver.is_empty()).then_some(driver),
         note: twins.then(|| "another device has the same id and cannot be told apart from it".into()),

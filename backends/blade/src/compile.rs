@@ -4,19 +4,15 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use blade_graphics as bg;
-use meganeura_core::backend::shader::shader_kernels;
 use meganeura_core::backend::{Capabilities, Device, Executable, KernelDesc, KernelSource, Support, Tune};
 use meganeura_core::{Error, ExecutionPlan, Result, Session};
 
-use crate::custom;
 use crate::device::BladeDevice;
-use crate::dispatch::{F16Storage, With};
-use crate::executable::BladeExecutable;
-use crate::facts;
-use crate::program::Draft;
+use crate::gpu::NAME;
 use crate::tune::validate::validate;
 use meganeura_shaders::ScheduleChooser;
 use meganeura_shaders::coop::CoopConfig;
+use meganeura_shaders::host::{self, Draft, F16Storage, With};
 
 /// Sessions on a context of the host application.
 pub trait WithContext: Sized {
@@ -46,6 +42,8 @@ impl BladeDevice {
         let custom = self.custom_kernels_for(plan);
         let chosen = self.tuning().choices(plan.precision);
         make(&With {
+            backend: NAME,
+            library: None,
             coop,
             custom: &custom,
             choices: chosen.as_ref().map(|chosen| chosen as &dyn ScheduleChooser),
@@ -70,6 +68,10 @@ impl Device for BladeDevice {
         }
     }
 
+    fn efficiency(&self, kernel: &KernelDesc) -> f64 {
+        meganeura_shaders::efficiency(kernel)
+    }
+
     fn launches(&self, kernel: &KernelDesc) -> u32 {
         self.answer(kernel).unwrap_or(1)
     }
@@ -77,10 +79,7 @@ impl Device for BladeDevice {
     fn kernels(&self) -> String {
         // Which products use cooperative matrices is part of a plan.
         let mut kernels = format!("{:?}", self.wanted());
-        for custom in shader_kernels() {
-            let used = self.uses_custom_kernel(custom.op().name());
-            let _ = write!(kernels, ", {} {used}", custom.content());
-        }
+        kernels.push_str(&self.answers().fingerprint(self.handle()));
         if let Some(tuned) = self.tuning().fingerprint() {
             let _ = write!(kernels, ", tuned {tuned}");
         }
@@ -92,19 +91,21 @@ impl Device for BladeDevice {
     }
 
     fn refused_kernel(&self, op: &str) -> Option<Error> {
-        self.why_custom_kernel_is_refused(op)
+        self.answers().refusal(op)
     }
 
     fn finalize(&self, plan: &mut ExecutionPlan) -> Result<()> {
         let custom = self.custom_kernels_for(plan);
         let chosen = self.tuning().choices(plan.precision);
         let with = With {
+            backend: NAME,
+            library: None,
             coop: self.coop_at(plan.precision),
             custom: &custom,
             choices: chosen.as_ref().map(|chosen| chosen as &dyn ScheduleChooser),
             f16_storage: F16Storage::No,
         };
-        facts::choose_variants(plan, &with)
+        host::choose_variants(plan, &with)
     }
 
     fn kernel_sources(&self, plan: &ExecutionPlan) -> Result<Vec<KernelSource>> {
@@ -128,30 +129,12 @@ impl Device for BladeDevice {
         }
         let coop = self.coop_for(plan);
         let custom = self.custom_kernels_for(plan);
-        let name = self.handle().name();
-        let mut refusal = None;
-        loop {
-            let unmade = match self.with(plan, coop, |with| BladeExecutable::new(self.handle(), plan, with)) {
-                Ok(executable) => return Ok(Box::new(executable)),
-                Err(unmade) => unmade,
-            };
-            // There is always the default variant.
-            if let Some(class) = &unmade.chosen {
-                self.tuning().refuse(class, &unmade.error);
-                continue;
-            }
-            // Only for a plan of another driver, say from a file: this one was asked while its plans were made.
-            let kernel = unmade.custom.as_ref().and_then(|(op, _)| custom.get(op));
-            match (kernel, unmade.custom.as_ref(), refusal) {
-                (Some(kernel), Some((_, source)), _) => {
-                    custom::refuse(name, kernel, Some(source.clone()), &unmade.error);
-                    refusal = Some((kernel, *unmade.error));
-                }
-                (_, _, Some((kernel, refusal))) => {
-                    return Err(custom::irreplaceable(name, kernel, &refusal, &unmade.error));
-                }
-                _ => return Err(*unmade.error),
-            }
-        }
+        host::compile(
+            self.handle(),
+            plan,
+            &custom,
+            || self.with(plan, coop, |with| Draft::of(plan, with)),
+            |class, error| self.tuning().refuse(class, error),
+        )
     }
 }

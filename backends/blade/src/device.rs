@@ -1,25 +1,29 @@
 //! An open device.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use blade_graphics as bg;
-use meganeura_core::attrs::Attrs;
+use meganeura_core::ExecutionPlan;
 use meganeura_core::backend::KernelDesc;
 use meganeura_core::precision::Precision;
-use meganeura_core::{ExecutionPlan, TensorType};
 
-use crate::coop_trial::{self, CoopConfig};
-use crate::custom::CustomKernels;
-use crate::custom_trial::Tried;
 use crate::handle::Handle;
 use crate::probe::{self, Probed};
-use crate::settings::Wanted;
 use crate::tune::Tuning;
-use meganeura_shaders as kernels;
+use meganeura_shaders::coop::CoopConfig;
+use meganeura_shaders::host::{self, Answers, CustomKernels, Host as _, Tiles, Wanted};
 
-/// A kernel that was asked about: name, attributes, types of operands and results.
-type Asked = (String, Attrs, Vec<TensorType>, Vec<TensorType>);
+/// The configuration for what a device lists: tiles of `f16` if there are such, else of `f32`, else `None`.
+pub fn select_coop_config(units: &bg::CooperativeMatrix) -> Option<CoopConfig> {
+    host::select_coop_config(tiles(units))
+}
+
+fn tiles(units: &bg::CooperativeMatrix) -> Tiles {
+    Tiles {
+        f16: units.f16_tile,
+        f32: units.f32_tile,
+    }
+}
 
 /// A GPU, or software that acts as one.
 pub struct BladeDevice {
@@ -30,10 +34,8 @@ pub struct BladeDevice {
     coop: OnceLock<Option<CoopConfig>>,
     /// Ways to compute calls that were measured here.
     tuning: Tuning,
-    /// Kernels that others custom, as far as they were asked for.
-    custom: Tried,
-    /// Answers that were given, launches or the reason why there is no kernel, because the same calls are asked about again and again.
-    answers: Mutex<HashMap<Asked, std::result::Result<u32, String>>>,
+    /// Which calls it has kernels for.
+    answers: Answers,
 }
 
 impl BladeDevice {
@@ -57,8 +59,7 @@ impl BladeDevice {
             wanted,
             coop: OnceLock::new(),
             tuning,
-            custom: Tried::default(),
-            answers: Mutex::default(),
+            answers: Answers::default(),
         }
     }
 
@@ -70,10 +71,11 @@ impl BladeDevice {
     /// the first time.
     pub fn coop_config(&self) -> Option<CoopConfig> {
         let choose = || {
-            let handle = &self.handle;
-            let units = self.matrix_units().ok()?;
-            coop_trial::choose(handle.name(), &units, handle.limits(), self.wanted, |config| {
-                coop_trial::test_coop_matmul(handle, config)
+            let (handle, limits) = (&self.handle, self.handle.limits());
+            let tiles = tiles(&self.matrix_units().ok()?);
+            let known = [limits.subgroup_size, limits.multiprocessors];
+            host::choose_coop(handle.name(), tiles, known, self.wanted, |config| {
+                host::test_coop_matmul(handle, config)
             })
         };
         *self.coop.get_or_init(choose)
@@ -109,56 +111,19 @@ impl BladeDevice {
         &self.tuning
     }
 
-    /// The custom kernels for a plan.
+    /// Which calls it has kernels for.
+    pub(crate) fn answers(&self) -> &Answers {
+        &self.answers
+    }
+
+    /// The kernels for a plan that others registered.
     pub(crate) fn custom_kernels_for(&self, plan: &ExecutionPlan) -> CustomKernels {
-        self.custom.of_plan(&self.handle, plan)
-    }
-
-    /// Whether a custom kernels for an operator is used.
-    pub(crate) fn uses_custom_kernel(&self, op: &str) -> bool {
-        self.custom.kernel(&self.handle, op).is_some()
-    }
-
-    /// Why the custom kernel for an operator is not used, as far as it was asked for.
-    pub(crate) fn why_custom_kernel_is_refused(&self, op: &str) -> Option<meganeura_core::Error> {
-        self.custom.refusal(op)
+        self.answers.custom_kernels(&self.handle, plan)
     }
 
     /// Launches of the kernel for a call, or the reason why there is none.
     pub(crate) fn answer(&self, kernel: &KernelDesc) -> std::result::Result<u32, String> {
-        let asked = (
-            kernel.name.to_owned(),
-            kernel.attrs.clone(),
-            kernel.inputs.to_vec(),
-            kernel.outputs.to_vec(),
-        );
-        // A panic cannot leave the map half changed.
-        let lock = || self.answers.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(answer) = lock().get(&asked) {
-            return answer.clone();
-        }
-        let answer = self.find_answer(kernel);
-        lock().insert(asked, answer.clone());
-        answer
-    }
-
-    fn find_answer(&self, kernel: &KernelDesc) -> std::result::Result<u32, String> {
-        let custom = self.custom.kernel(&self.handle, kernel.name);
-        let supports = || {
-            kernels::supports(
-                kernel,
-                self.handle.limits().buffer_bytes,
-                custom.as_deref().map(|kernel| kernel as &dyn kernels::CustomKernel),
-            )
-        };
-        let mut compiled = supports()?;
-        // A driver may take a custom kernel for some sizes only. It is asked while a plan is made, when there is still
-        // something in its place.
-        if let Some(custom) = &custom
-            && !self.custom.takes(&self.handle, custom, &compiled)
-        {
-            compiled = supports()?;
-        }
-        Ok(compiled.launches.len() as u32)
+        self.answers
+            .launches(&self.handle, self.handle.limits().buffer_bytes, kernel)
     }
 }

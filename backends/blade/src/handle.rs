@@ -4,13 +4,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use blade_graphics as bg;
+use meganeura_core::ExecutionPlan;
 use meganeura_core::backend::shader::ShaderDevice;
-use meganeura_core::backend::{Capabilities, CostModel};
+use meganeura_core::backend::{Capabilities, CostModel, Executable};
+use meganeura_shaders::host::{Draft, Host, Refused, Unmade};
+use meganeura_shaders::{DTYPES, Launch};
 
-use crate::gpu::Gpu;
+use crate::executable::BladeExecutable;
+use crate::gpu::{Gpu, NAME};
 use crate::pipeline::Pipelines;
 use crate::probe::{Limits, Probed};
-use meganeura_shaders::DTYPES;
 
 /// Rounds after which Mesa's software driver leaves all loops of a shader (`LP_MAX_TGSI_LOOP_ITERATIONS` in its sources).
 const SOFTWARE_ROUNDS: u32 = 65_535;
@@ -46,10 +49,6 @@ impl Handle {
         }
     }
 
-    pub(crate) fn name(&self) -> &str {
-        &self.capabilities.name
-    }
-
     pub(crate) fn gpu(&self) -> &Arc<Gpu> {
         &self.gpu
     }
@@ -70,12 +69,29 @@ impl Handle {
     pub(crate) fn pipelines(&self) -> &Pipelines {
         &self.pipelines
     }
+}
 
-    /// What custom kernels have to know of it.
-    pub(crate) fn shader_device(&self) -> ShaderDevice {
+impl Host for Handle {
+    fn backend(&self) -> &'static str {
+        NAME
+    }
+
+    fn name(&self) -> &str {
+        &self.capabilities.name
+    }
+
+    fn shader_device(&self) -> ShaderDevice {
         ShaderDevice {
             most_rounds: self.software.then_some(SOFTWARE_ROUNDS),
         }
+    }
+
+    fn executable(&self, plan: &ExecutionPlan, draft: Draft) -> Result<Box<dyn Executable>, Unmade> {
+        Ok(Box::new(BladeExecutable::of(self, plan, draft)?))
+    }
+
+    fn prepare(&self, launches: &[(&str, &Launch)]) -> Result<(), Refused> {
+        self.pipelines.prepare(&self.gpu, launches)
     }
 }
 

@@ -16,19 +16,11 @@
 
 mod backend;
 mod compile;
-mod coop_trial;
-mod custom;
-mod custom_trial;
 mod device;
-mod dispatch;
 mod executable;
-mod f16_storage;
-mod facts;
-mod faults;
 mod gpu;
 mod handle;
 mod memory;
-mod once;
 mod pipeline;
 mod probe;
 mod program;
@@ -40,8 +32,8 @@ use std::sync::Arc;
 
 pub use backend::BladeBackend;
 pub use compile::WithContext;
-pub use coop_trial::{CoopConfig, MIN_COOP_WORKGROUPS, prefers_coop, select_coop_config};
-pub use device::BladeDevice;
+pub use device::{BladeDevice, select_coop_config};
+pub use meganeura_shaders::coop::{CoopConfig, MIN_COOP_WORKGROUPS, prefers_coop};
 
 meganeura_core::register_plugin!(meganeura_core::registry::PluginManifest {
     name: env!("CARGO_PKG_NAME"),

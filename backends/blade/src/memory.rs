@@ -3,75 +3,10 @@
 use std::sync::Arc;
 
 use blade_graphics as bg;
-use meganeura_core::plan::memory::MemoryLayout;
-use meganeura_core::plan::{BufferRef, ExecutionPlan};
-use meganeura_core::{Error, Result};
+use meganeura_core::{Error, ExecutionPlan, Result};
 
 use crate::gpu::Gpu;
-
-/// Alignment of offsets that every device accepts for storage buffers.
-pub(crate) const ALIGNMENT: u64 = 256;
-
-/// Where a logical buffer is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
-    slab: usize,
-    offset: u64,
-    pub(crate) bytes: u64,
-}
-
-/// Lays out buffers of these sizes in slabs of at most `limit` bytes. Returns the sizes of the slabs and the places.
-/// The first buffers are where the plan's layout has them, if it has one that fits the device; the others come after
-/// these.
-///
-/// # Errors
-/// The number of a buffer that exceeds the limit.
-fn lay_out(sizes: &[u64], planned: &MemoryLayout, limit: u64) -> Result<(Vec<u64>, Vec<Place>), usize> {
-    let slab_bytes = planned
-        .slab
-        .map_or(planned.bytes as u64, |bytes| bytes as u64)
-        .max(ALIGNMENT);
-    let planned_for = match slab_bytes <= limit {
-        true => &planned.offsets[..],
-        false => &[],
-    };
-    let mut slabs: Vec<u64> = match planned_for.is_empty() {
-        true => Vec::new(),
-        false => (0..planned.bytes as u64)
-            .step_by(slab_bytes as usize)
-            .map(|start| slab_bytes.min(planned.bytes as u64 - start))
-            .collect(),
-    };
-    let mut places = Vec::with_capacity(sizes.len());
-    for (buffer, &bytes) in sizes.iter().enumerate() {
-        // A buffer without elements lies nowhere, but bindings want a place with some bytes.
-        if let Some(&offset) = planned_for.get(buffer).filter(|_| bytes > 0) {
-            let (slab, offset) = (offset as u64 / slab_bytes, offset as u64 % slab_bytes);
-            places.push(Place {
-                slab: slab as usize,
-                offset,
-                bytes,
-            });
-            continue;
-        }
-        let room = bytes.max(4).checked_next_multiple_of(ALIGNMENT).filter(|&r| r <= limit);
-        let room = room.ok_or(buffer)?;
-        let slab = match slabs.iter().position(|&used| used + room <= limit) {
-            Some(slab) => slab,
-            None => {
-                slabs.push(0);
-                slabs.len() - 1
-            }
-        };
-        places.push(Place {
-            slab,
-            offset: slabs[slab],
-            bytes,
-        });
-        slabs[slab] += room;
-    }
-    Ok((slabs, places))
-}
+use meganeura_shaders::host::{Place, lay_out};
 
 /// Buffers of device-local memory.
 pub(crate) struct Arena {
@@ -86,14 +21,7 @@ impl Arena {
     /// # Errors
     /// A buffer beyond the device's limit, memory that is not there.
     pub(crate) fn new(gpu: &Arc<Gpu>, device: &str, sizes: &[u64], plan: &ExecutionPlan, limit: u64) -> Result<Self> {
-        let (slabs, places) = lay_out(sizes, &plan.memory, limit).map_err(|buffer| Error::BufferTooLarge {
-            tensor: match plan.buffers.len() > buffer {
-                true => plan.describe(BufferRef(buffer as u32)),
-                false => "workspace of a kernel".to_owned(),
-            },
-            bytes: sizes[buffer],
-            limit,
-        })?;
+        let (slabs, places) = lay_out(sizes, plan, limit)?;
         let total: u64 = slabs.iter().sum();
         // Refused beforehand, because blade panics where the driver refuses.
         let stats = gpu.guard("reading the memory budget", bg::Context::memory_stats)?;
@@ -221,47 +149,5 @@ impl HostBuffer {
 impl Drop for HostBuffer {
     fn drop(&mut self) {
         self.release();
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn buffers_lie_apart_within_slabs() {
-        let none = MemoryLayout::default();
-        let (slabs, places) = lay_out(&[4, 300, 0, 1024, 512], &none, 1024).expect("they fit");
-        assert_eq!(slabs, [1024 + 256 - 256, 1024, 512]);
-        let of = |i: usize| (places[i].slab, places[i].offset);
-        assert_eq!([of(0), of(1), of(2)], [(0, 0), (0, 256), (0, 768)]);
-        assert_eq!([of(3), of(4)], [(1, 0), (2, 0)]);
-    }
-
-    #[test]
-    fn buffers_lie_where_the_plan_has_them_and_others_behind() {
-        let planned = MemoryLayout {
-            bytes: 1280,
-            slab: Some(512),
-            offsets: vec![0, 256, 512, 1280, 1024],
-        };
-        // The fourth is empty; the last two are not the plan's.
-        let (slabs, places) = lay_out(&[256, 200, 512, 0, 256, 8, 500], &planned, 512).expect("they fit");
-        let of = |i: usize| (places[i].slab, places[i].offset, places[i].bytes);
-        assert_eq!(
-            [of(0), of(1), of(2), of(4)],
-            [(0, 0, 256), (0, 256, 200), (1, 0, 512), (2, 0, 256)]
-        );
-        assert_eq!([of(3), of(5), of(6)], [(2, 256, 0), (3, 0, 8), (4, 0, 500)]);
-        assert_eq!(slabs, [512, 512, 512, 256, 512]);
-        // A layout for a device that binds more is of no use here.
-        assert_eq!(lay_out(&[256, 200, 512, 0, 256], &planned, 256), Err(2));
-    }
-
-    #[test]
-    fn a_buffer_beyond_the_limit_is_refused() {
-        let none = MemoryLayout::default();
-        assert_eq!(lay_out(&[16, 2000], &none, 1024), Err(1));
-        assert_eq!(lay_out(&[u64::MAX], &none, 1024), Err(0));
     }
 }

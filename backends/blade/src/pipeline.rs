@@ -8,7 +8,11 @@ use blade_graphics::ShaderBindable as _;
 use meganeura_core::{Error, Result};
 
 use crate::gpu::{Gpu, NAME};
+use meganeura_shaders::host::Refused;
 use meganeura_shaders::{Binding, INLINE_SCALARS, Launch};
+
+/// Pipelines that are kept for the plans that are going to use them.
+const KEPT: usize = 64;
 
 /// A compiled kernel.
 pub(crate) struct Pipeline {
@@ -23,18 +27,12 @@ impl Drop for Pipeline {
     }
 }
 
-/// Why there are no pipelines.
-#[derive(Debug)]
-pub(crate) struct Refused {
-    pub(crate) error: Box<Error>,
-    /// The kernel that the driver refuses, if it is a matter of one.
-    pub(crate) source: Option<String>,
-}
-
 /// The pipelines in use on a device, by their source.
 #[derive(Default)]
 pub(crate) struct Pipelines {
     known: Mutex<HashMap<String, Weak<Pipeline>>>,
+    /// Made ahead of the plans that are going to use them.
+    kept: Mutex<Vec<Arc<Pipeline>>>,
     /// Kernels that a test has a driver refuse.
     #[cfg(test)]
     pub(crate) refused: Mutex<std::collections::HashSet<String>>,
@@ -83,6 +81,22 @@ impl Pipelines {
             found.insert(&launch.source, pipeline);
         }
         Ok(launches.iter().map(|(_, l)| found[l.source.as_str()].clone()).collect())
+    }
+}
+
+impl Pipelines {
+    /// Makes pipelines of launches, as [`Pipelines::of`], and keeps the last ones for the plans that are going to use them.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn prepare(&self, gpu: &Arc<Gpu>, launches: &[(&str, &Launch)]) -> Result<(), Refused> {
+        let made = self.of(gpu, launches)?;
+        // A panic cannot leave the list half changed.
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.extend(made);
+        let over = kept.len().saturating_sub(KEPT);
+        kept.drain(..over);
+        Ok(())
     }
 }
 

@@ -49,6 +49,8 @@ impl Default for Limits {
 pub(crate) struct Probed {
     pub(crate) device_id: u32,
     pub(crate) name: String,
+    /// 16 bytes that no other device has, as hexadecimal digits.
+    pub(crate) uuid: String,
     pub(crate) limits: Limits,
     /// What else the driver says.
     pub(crate) facts: Vec<Fact>,
@@ -176,7 +178,10 @@ pub(crate) fn probe() -> Vec<Probed> {
 fn describe(instance: &ash::Instance, device: ash::vk::PhysicalDevice) -> Probed {
     use ash::vk;
     let mut subgroup = vk::PhysicalDeviceSubgroupProperties::default();
-    let mut all = vk::PhysicalDeviceProperties2::default().push_next(&mut subgroup);
+    let mut identity = vk::PhysicalDeviceIDProperties::default();
+    let mut all = vk::PhysicalDeviceProperties2::default()
+        .push_next(&mut subgroup)
+        .push_next(&mut identity);
     // SAFETY: the device was listed by the instance, which is alive; the structures live through the calls.
     let (properties, memory) = unsafe {
         instance.get_physical_device_properties2(device, &mut all);
@@ -225,6 +230,7 @@ fn describe(instance: &ash::Instance, device: ash::vk::PhysicalDevice) -> Probed
         facts,
         device_id: properties.device_id,
         name: name.to_string_lossy().into_owned(),
+        uuid: identity.device_uuid.iter().map(|byte| format!("{byte:02x}")).collect(),
         limits: Limits {
             buffer_bytes,
             memory_bytes: Some(local.map(|h| h.size).sum()),

@@ -4,6 +4,7 @@ use meganeura_core::config::Config;
 use meganeura_core::{Error, Result};
 
 use crate::gpu::NAME;
+use meganeura_shaders::host::Wanted;
 
 /// The setting that chooses the tile of cooperative matrices.
 const TILE: &str = "coop_tile";
@@ -37,19 +38,6 @@ pub(crate) fn check(config: &Config, others: &[&str]) -> Result<()> {
     config.check_backend(NAME, &[&NAMES[..], others].concat())
 }
 
-/// What settings say of cooperative matrices.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Wanted {
-    /// The tile; 0 for none.
-    pub(crate) tile: Option<u32>,
-    /// [`meganeura_shaders::coop::CoopConfig::min_workgroups`].
-    pub(crate) min_workgroups: Option<u32>,
-    /// [`meganeura_shaders::coop::CoopConfig::max_resident_workgroups`].
-    pub(crate) max_resident_workgroups: Option<u32>,
-    /// Whether results that they alone read stay in `f32`; see [`f16_storage`](crate::f16_storage).
-    pub(crate) wide_results: bool,
-}
-
 /// The settings of cooperative matrices.
 ///
 /// # Errors
@@ -80,25 +68,8 @@ pub(crate) fn wanted(config: &Config) -> Result<Wanted> {
         tile: tile.transpose()?,
         min_workgroups: groups(MIN_WORKGROUPS, "every matmul")?,
         max_resident_workgroups: groups(MAX_RESIDENT, "an unknown number")?,
-        wide_results: choice(config, INTERMEDIATES, ["f16", "f32"])? == "f32",
+        wide_results: config.backend_choice(NAME, INTERMEDIATES, ["f16", "f32"])? == "f32",
     })
-}
-
-/// A setting that is one of two words, of which the first is meant where it is not given.
-///
-/// # Errors
-/// Another word, or no text.
-pub(crate) fn choice(config: &Config, key: &str, words: [&'static str; 2]) -> Result<&'static str> {
-    let [usual, other] = words;
-    match config.backend_text(NAME, key)? {
-        None => Ok(usual),
-        Some(text) if text == usual => Ok(usual),
-        Some(text) if text == other => Ok(other),
-        Some(text) => Err(Error::Config {
-            origin: config.origin(),
-            message: format!("backend.{NAME}.{key} is '{text}'; use '{usual}' or '{other}'"),
-        }),
-    }
 }
 
 /// Whether times of passes can be measured. Every submission has to clear a thousand of them, as blade-graphics decides.
@@ -106,7 +77,7 @@ pub(crate) fn choice(config: &Config, key: &str, words: [&'static str; 2]) -> Re
 /// # Errors
 /// Another word than 'on' and 'off', or no text.
 pub(crate) fn timed(config: &Config) -> Result<bool> {
-    Ok(choice(config, TIMING, ["on", "off"])? == "on")
+    Ok(config.backend_choice(NAME, TIMING, ["on", "off"])? == "on")
 }
 
 #[cfg(test)]

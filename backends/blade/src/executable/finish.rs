@@ -1,10 +1,9 @@
-//! Waiting for submissions, and for the faults that they report (see [`faults`](crate::faults)).
+//! Waiting for submissions, and for the faults that they report (see [`fault_in`]).
 
 use meganeura_core::Result;
 
 use super::BladeExecutable;
-use crate::faults::{fault_in, report_bytes};
-use crate::program::FRAMES;
+use meganeura_shaders::host::{FRAMES, fault_in, report_bytes};
 
 impl BladeExecutable {
     /// Waits for the submission of a frame, and notes a fault in it. Older submissions are to be finished before.

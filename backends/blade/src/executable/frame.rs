@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 use blade_graphics as bg;
 use meganeura_core::Result;
 use meganeura_core::backend::Ticket;
-use meganeura_core::plan::BufferRef;
 
 use crate::gpu::Gpu;
 use crate::memory::HostBuffer;
 use crate::timing::Measured;
+use meganeura_shaders::host::Copy;
 
 /// Launches of the first part of a step that the device begins before all of it is recorded.
 const FIRST_PART: usize = 24;
@@ -18,26 +18,6 @@ const FIRST_PART: usize = 24;
 const GROWTH: usize = 2;
 /// As long as this the host asks again and again whether a submission is complete.
 const ASKING: Duration = Duration::from_millis(3);
-
-/// A copy between device and host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Copy {
-    pub(super) buffer: BufferRef,
-    pub(super) offset: u64,
-    pub(super) len: u64,
-    /// Place in the host's memory.
-    pub(super) host: u64,
-}
-
-impl Copy {
-    pub(super) fn is_same(&self, other: &Copy) -> bool {
-        (self.buffer, self.offset, self.len) == (other.buffer, other.offset, other.len)
-    }
-
-    pub(super) fn overlaps(&self, other: &Copy) -> bool {
-        self.buffer == other.buffer && self.offset < other.offset + other.len && other.offset < self.offset + self.len
-    }
-}
 
 /// An encoder that may move to another thread.
 struct Encoder(bg::CommandEncoder);

@@ -7,8 +7,8 @@ use meganeura_core::backend::{StepArgs, Ticket};
 
 use super::BladeExecutable;
 use super::record::record_phase;
-use crate::program::FRAMES;
 use crate::timing::MAX_PASSES;
+use meganeura_shaders::host::FRAMES;
 
 /// Passes of a submission that are not the copies at its end.
 const MAX_PHASES: usize = MAX_PASSES - 1;

@@ -2,7 +2,6 @@
 
 mod finish;
 mod frame;
-mod host_validated;
 mod measured;
 mod record;
 #[cfg(test)]
@@ -17,17 +16,17 @@ use meganeura_core::backend::{Executable, PassTiming, StepArgs, StepStats, Ticke
 use meganeura_core::plan::{BufferRef, ExecutionPlan, check_fit};
 use meganeura_core::{Error, Result};
 
-use crate::dispatch::With;
-use crate::faults::{Faults, Reporter, Saved};
 use crate::gpu::{Gpu, NAME};
 use crate::handle::Handle;
-use crate::memory::{Arena, Place};
+use crate::memory::Arena;
 use crate::pipeline::Scalars;
-use crate::program::{Draft, Extra, FRAMES, Phase, Unmade};
+use crate::program::{Phase, ready};
 use crate::timing::{Measured, PassTag, Profile};
-use frame::{Copy, Frame, Patience};
-use host_validated::HostValidated;
+use frame::{Frame, Patience};
 use meganeura_shaders::INLINE_SCALARS;
+use meganeura_shaders::host::{
+    Copy, Draft, Extra, FRAMES, Faults, Host as _, HostValidated, Place, Reporter, Saved, Unmade, Writes,
+};
 
 /// Bytes that are copied between host and device at once. Writes are collected up to so many before they are submitted
 /// without a step.
@@ -68,34 +67,25 @@ pub(crate) struct BladeExecutable {
     /// The frame of the last submission.
     current: usize,
     submissions: u64,
-    /// Bytes that have been written since the last submission, and where they belong.
-    pending: Vec<u8>,
-    copies: Vec<Copy>,
+    /// What has been written since the last submission.
+    writes: Writes,
     /// What the host has read since the last step.
     expected: Vec<Copy>,
 }
 
 impl BladeExecutable {
-    /// An executable whose dispatches use cooperative matrices where the plan says so, custom kernels, and ways to compute
-    /// products that were chosen.
-    ///
-    /// # Errors
-    /// What the device has no kernel or no memory for, and which custom kernel, or which chosen way, its driver refuses.
-    pub(crate) fn new(device: &Handle, plan: &ExecutionPlan, with: &With) -> Result<Self, Unmade> {
-        BladeExecutable::of(device, plan, Draft::of(plan, with)?)
-    }
-
     /// An executable of the kernels of a plan.
     ///
     /// # Errors
-    /// As those of [`BladeExecutable::new`].
+    /// What the device has no memory for, and kernels that its driver refuses.
     pub(crate) fn of(device: &Handle, plan: &ExecutionPlan, draft: Draft) -> Result<Self, Unmade> {
         let gpu = device.gpu();
         check_fit(plan, draft.workspace_bytes(), device.capabilities())?;
-        let pipelines = draft.pipelines(plan, gpu, device.pipelines())?;
+        let pipelines = device.pipelines().of(gpu, &draft.labelled(plan));
+        let pipelines = pipelines.map_err(|refused| draft.unmade(plan, refused))?;
         let limit = device.limits().buffer_bytes;
         let arena = Arena::new(gpu, device.name(), &draft.sizes, plan, limit)?;
-        let segments = draft.ready(plan, pipelines, &arena)?;
+        let segments = ready(&draft, plan, pipelines, &arena)?;
         let tags = segments
             .iter()
             .map(|phases| phases.iter().map(|p| PassTag::of(p, &draft.titles)).collect());
@@ -103,7 +93,7 @@ impl BladeExecutable {
         let launches = segments.iter().flatten().map(Vec::len).sum();
         let mut executable = BladeExecutable {
             gpu: gpu.clone(),
-            saved: [0, 1].map(|frame| draft.saved_by(frame, &arena)),
+            saved: [0, 1].map(|frame| draft.saved_by(frame, |buffer| arena.place(buffer))),
             arena,
             extra: draft.extra,
             plan_buffers: plan.buffers.len(),
@@ -123,8 +113,7 @@ impl BladeExecutable {
             patience: Patience::new(device.is_software()),
             current: 0,
             submissions: 0,
-            pending: Vec::new(),
-            copies: Vec::new(),
+            writes: Writes::default(),
             expected: Vec::new(),
         };
         executable.fill(plan)?;
@@ -209,18 +198,23 @@ impl BladeExecutable {
     fn begin(&mut self) -> Result<()> {
         self.finish(self.next())?;
         self.current = self.next();
-        let targets: Vec<bg::BufferPiece> = self.copies.iter().map(|c| self.piece(c)).collect::<Result<_>>()?;
+        let targets: Vec<bg::BufferPiece> = self
+            .writes
+            .copies
+            .iter()
+            .map(|c| self.piece(c))
+            .collect::<Result<_>>()?;
         let frame = &mut self.frames[self.current];
         frame.copied.clear();
-        let staged = match self.copies.is_empty() {
+        let staged = match self.writes.copies.is_empty() {
             true => None,
-            false => Some(frame.upload.fill(&self.pending)?),
+            false => Some(frame.upload.fill(&self.writes.bytes)?),
         };
         let fault = self.arena.place(self.extra.fault);
         let undone = self.faults.to_undo.take().zip(fault);
         let undone = undone.map(|(frame, fault)| (&self.saved[frame], self.arena.piece(fault, 0), fault.bytes));
         frame.measured = self.measuring.then(Measured::default);
-        let copies = &self.copies;
+        let (copies, arena) = (&self.writes.copies, &self.arena);
         self.gpu.guard("recording", |_| {
             frame.restart();
             let (encoder, measured) = frame.recorder();
@@ -231,7 +225,7 @@ impl BladeExecutable {
                 }
                 pass.fill_buffer(fault, bytes, 0);
                 for part in saved {
-                    pass.copy_buffer_to_buffer(part.copy, part.own, part.len);
+                    pass.copy_buffer_to_buffer(arena.piece(part.copy, 0), arena.piece(part.own, 0), part.own.bytes);
                 }
             }
             let Some(staged) = staged else { return };
@@ -250,8 +244,7 @@ impl BladeExecutable {
                 first = end;
             }
         })?;
-        self.copies.clear();
-        self.pending.clear();
+        self.writes.clear();
         Ok(())
     }
 

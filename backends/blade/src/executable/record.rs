@@ -61,11 +61,11 @@ impl BladeExecutable {
         if let Some(measured) = &mut frame.measured {
             measured.tags.push(PassTag::transfer("save"));
         }
-        let encoder = frame.encoder();
+        let (encoder, arena) = (frame.encoder(), &self.arena);
         self.gpu.guard("recording", |_| {
             let mut pass = encoder.transfer("save");
             for part in saved {
-                pass.copy_buffer_to_buffer(part.own, part.copy, part.len);
+                pass.copy_buffer_to_buffer(arena.piece(part.own, 0), arena.piece(part.copy, 0), part.own.bytes);
             }
         })
     }

@@ -7,9 +7,9 @@ use meganeura_core::{ExecutionPlan, Graph};
 
 use super::BladeExecutable;
 use crate::backend::BladeBackend;
-use crate::custom::CustomKernels;
 use crate::device::BladeDevice;
-use crate::dispatch::{F16Storage, With};
+use crate::gpu::NAME;
+use meganeura_shaders::host::{CustomKernels, Draft, F16Storage, With};
 
 /// Bytes of the input of the plan.
 const BYTES: usize = 4 * 2_501;
@@ -28,12 +28,15 @@ fn executable(graph: &Graph) -> Option<(ExecutionPlan, BladeExecutable)> {
     let device = BladeDevice::from_context(std::sync::Arc::new(context.ok()?));
     let plan = compile_for(graph, &device).expect("a plan");
     let with = With {
+        backend: NAME,
+        library: None,
         coop: None,
         custom: &CustomKernels::new(),
         choices: None,
         f16_storage: F16Storage::No,
     };
-    let executable = BladeExecutable::new(device.handle(), &plan, &with).expect("an executable");
+    let draft = Draft::of(&plan, &with).expect("kernels");
+    let executable = BladeExecutable::of(device.handle(), &plan, draft).expect("an executable");
     Some((plan, executable))
 }
 

@@ -5,11 +5,8 @@ use meganeura_core::Result;
 use meganeura_core::plan::BufferRef;
 
 use super::BladeExecutable;
-use super::frame::Copy;
 use crate::timing::PassTag;
-
-/// Bytes of results that a step copies for the host because the last one was asked for them.
-const MAX_EXPECTED: u64 = 64 << 10;
+use meganeura_shaders::host::{Copy, MAX_EXPECTED, place_expected};
 
 impl BladeExecutable {
     /// Records copies to the host's memory of the current frame.
@@ -44,44 +41,18 @@ impl BladeExecutable {
 
     /// Places in the host's memory for what is expected to be read, as far as there is room.
     pub(super) fn expected_copies(&mut self) -> Vec<Copy> {
-        let mut next = self.report_bytes() as u64;
-        let mut copies = Vec::new();
-        for mut copy in self.expected.drain(..) {
-            if copies.iter().map(|c: &Copy| c.len).sum::<u64>() + copy.len <= MAX_EXPECTED {
-                copy.host = next;
-                next = (next + copy.len).next_multiple_of(4);
-                copies.push(copy);
-            }
-        }
-        copies
+        let first = self.report_bytes() as u64;
+        place_expected(self.expected.drain(..), first)
     }
 
     /// Collects a write of a piece that can be staged.
     pub(super) fn write_piece(&mut self, buffer: BufferRef, offset: u64, bytes: &[u8]) -> Result<()> {
-        let mut copy = Copy {
-            buffer,
-            offset,
-            len: bytes.len() as u64,
-            host: 0,
-        };
-        let known = self.copies.iter().rposition(|c| c.is_same(&copy));
-        let last = known.filter(|&i| !self.copies[i + 1..].iter().any(|c| c.overlaps(&copy)));
-        if let Some(at) = last {
-            // Written again before anybody has seen it.
-            let start = self.copies[at].host as usize;
-            self.pending[start..start + bytes.len()].copy_from_slice(bytes);
-            return Ok(());
-        }
-        let mut start = self.pending.len().next_multiple_of(4);
-        if start + bytes.len() > self.staged && !self.copies.is_empty() {
+        if self.writes.add(buffer, offset, bytes, self.staged).is_err() {
             self.begin()?;
             self.submit()?;
-            start = 0;
+            // Alone, it has room.
+            let _ = self.writes.add(buffer, offset, bytes, self.staged);
         }
-        self.pending.resize(start, 0);
-        copy.host = start as u64;
-        self.pending.extend_from_slice(bytes);
-        self.copies.push(copy);
         Ok(())
     }
 
@@ -96,7 +67,7 @@ impl BladeExecutable {
         if wanted.len <= MAX_EXPECTED && !self.expected.iter().any(|c| c.is_same(&wanted)) {
             self.expected.push(wanted);
         }
-        let changed = self.copies.iter().any(|c| c.overlaps(&wanted));
+        let changed = self.writes.change(&wanted);
         let mut copied = self.frames[self.current].copied.iter();
         match copied.find(|c| c.is_same(&wanted)).filter(|_| !changed) {
             Some(copy) => wanted = *copy,

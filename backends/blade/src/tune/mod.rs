@@ -28,7 +28,6 @@ use meganeura_core::precision::Precision;
 use meganeura_core::{Error, Result};
 
 use crate::gpu::NAME;
-use crate::settings::choice;
 use meganeura_shaders::Schedule;
 use meganeura_shaders::{Class, ScheduleChooser};
 use store::Stored;
@@ -44,17 +43,11 @@ pub(crate) const FOLDER: &str = "tune_folder";
 /// # Errors
 /// A setting that is none.
 pub(crate) fn folder(config: &Config) -> Result<Option<PathBuf>> {
-    if choice(config, TUNE, ["stored", "off"])? == "off" {
+    if config.backend_choice(NAME, TUNE, ["stored", "off"])? == "off" {
         return Ok(None);
     }
-    Ok(match config.backend_text(NAME, FOLDER)? {
-        // As other paths of the configuration, relative to its folder.
-        Some(folder) => match config.path.as_deref().and_then(Path::parent) {
-            Some(parent) => Some(parent.join(folder)),
-            None => Some(folder.into()),
-        },
-        None => files::cache_folder().map(|folder| folder.join("tuned")),
-    })
+    let folder = config.backend_path(NAME, FOLDER)?;
+    Ok(folder.or_else(|| Some(files::cache_folder()?.join("tuned"))))
 }
 
 /// What a device knows of variants that were measured on it.

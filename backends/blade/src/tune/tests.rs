@@ -19,8 +19,8 @@ use super::{Entry, Tuning};
 use crate::backend::BladeBackend;
 use crate::device::BladeDevice;
 use crate::executable::BladeExecutable;
-use crate::once::run_once;
 use meganeura_core::backend::{Tune, TuneOptions};
+use meganeura_shaders::host::{Draft, F16Storage, With, run_once};
 
 /// The first usable device, with what is stored in a folder; none where there is no device, which the integration tests
 /// say.
@@ -573,17 +573,18 @@ fn the_usual_ways_are_right() {
         let feeds = plan.input_buffers.iter();
         let feeds = feeds.map(|(name, _)| (name.clone(), fill(name, size(name).numel())));
         let evaluation = meganeura_core::reference::evaluate(&graph, &feeds.collect()).expect("the oracle");
-        let want = &evaluation
-            .get(meganeura_core::Value::from(result))
-            .expect("a value")
-            .data;
-        let with = crate::dispatch::With {
+        let want = evaluation.get(meganeura_core::Value::from(result));
+        let want = &want.expect("a value").data;
+        let with = With {
+            backend: crate::gpu::NAME,
+            library: None,
             coop: None,
             custom: &Default::default(),
             choices: None,
-            f16_storage: crate::dispatch::F16Storage::No,
+            f16_storage: F16Storage::No,
         };
-        let mut executable = BladeExecutable::new(device.handle(), &plan, &with).expect("it compiles");
+        let draft = Draft::of(&plan, &with).expect("kernels");
+        let mut executable = BladeExecutable::of(device.handle(), &plan, draft).expect("it compiles");
         let words = |name: &str| {
             let values = fill(name, size(name).numel()).into_iter();
             values.map(|v| (v as f32).to_le_bytes()).collect()

@@ -14,15 +14,12 @@ use meganeura_core::{Error, Result, registry};
 
 use super::comparison::Subject;
 use super::operands::{Datum, Held, Operands, Widened, data_of, name};
-use crate::custom::CustomKernels;
-use crate::dispatch::{F16Storage, With};
 use crate::executable::BladeExecutable;
-use crate::facts;
 use crate::gpu::NAME;
 use crate::handle::Handle;
-use crate::program::Draft;
 use meganeura_shaders::Schedule;
 use meganeura_shaders::coop::CoopConfig;
+use meganeura_shaders::host::{self, CustomKernels, Draft, F16Storage, With};
 use meganeura_shaders::{Class, ScheduleChooser};
 
 /// Most bytes of the calls of a plan, which are so many that what a call reads of its own is not in a cache since the last
@@ -105,6 +102,8 @@ impl<'a> Trial<'a> {
         let forced = Forced::new(self.class, (!usual).then_some(variant), self.plan.precision);
         let custom = CustomKernels::new();
         let with = With {
+            backend: NAME,
+            library: None,
             coop: self.coop,
             custom: &custom,
             choices: Some(&forced),
@@ -147,7 +146,7 @@ impl<'a> Trial<'a> {
         if f16_storage.is_empty() {
             return Ok(f16_storage);
         }
-        let kernels = facts::facts_of(&self.plan, with)?;
+        let kernels = host::facts_of(&self.plan, with)?;
         for (dispatch, kernels) in self.plan.dispatches.iter().zip(&kernels) {
             let inputs = dispatch.inputs.iter().enumerate();
             inputs

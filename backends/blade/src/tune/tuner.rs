@@ -16,10 +16,9 @@ use super::operands::{Operands, Persistent};
 use super::trial::{Forced, Trial};
 use super::validate::text_hash;
 use crate::device::BladeDevice;
-use crate::dispatch::{F16Storage, With};
-use crate::f16_storage;
-use crate::facts;
+use crate::gpu::NAME;
 use meganeura_shaders::Schedule;
+use meganeura_shaders::host::{self, F16Storage, With};
 use meganeura_shaders::{Class, ScheduleChooser};
 
 /// A class of calls of some plans.
@@ -92,6 +91,8 @@ impl BladeDevice {
             };
             let custom = self.custom_kernels_for(plan);
             let with = With {
+                backend: NAME,
+                library: None,
                 coop: self.coop_at(plan.precision),
                 custom: &custom,
                 choices: Some(&asked),
@@ -99,10 +100,10 @@ impl BladeDevice {
             };
             let persistent = Persistent::of(plan);
             let f16_storage = match self.f16_storage() {
-                true => f16_storage::choose(plan, &facts::facts_of(plan, &With { choices: None, ..with })?),
+                true => host::choose_f16_storage(plan, &host::facts_of(plan, &With { choices: None, ..with })?),
                 false => HashSet::new(),
             };
-            facts::ask(plan, &with, &mut |dispatch| {
+            host::ask(plan, &with, &mut |dispatch| {
                 for (class, variants) in asked.found.take() {
                     let at = *known.entry(class.name.clone()).or_insert_with(|| {
                         found.push(Found {

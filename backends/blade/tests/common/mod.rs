@@ -10,6 +10,10 @@ use meganeura_core::config::Config;
 /// Variable that makes tests fail where there is no Vulkan device, with the value 1.
 const REQUIRE: &str = "MEGANEURA_REQUIRE_VULKAN";
 
+/// The backend under test.
+#[allow(dead_code, reason = "not every test binary names it")]
+pub(crate) const BACKEND: BladeBackend = BladeBackend;
+
 /// The first usable device. Without one a test has nothing to run on: it says so, or fails if that is asked for.
 pub(crate) fn device() -> Option<Arc<dyn Device>> {
     let config = Config::default();

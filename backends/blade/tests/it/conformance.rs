@@ -1,15 +1,14 @@
-//! Parts of the conformance suite. `meganeura conformance --device blade` runs all of it; the cases of the operators
-//! take minutes on a software device.
+//! Parts of the conformance suite, of which `meganeura conformance --device` runs all; the cases of the operators take minutes on a
+//! software device, and where thousands of kernels are compiled. Tests of other GPU backends include this file, with their own `common`.
 
 use crate::common;
-use meganeura_blade::BladeBackend;
 use meganeura_conformance::{Section, run_on_backend};
 
 fn run(section: Section) {
     if common::device().is_none() {
         return;
     }
-    match run_on_backend(&BladeBackend, section, &[]) {
+    match run_on_backend(&common::BACKEND, section, &[]) {
         Ok(report) if report.is_ok() => {}
         Ok(report) => panic!("{report}"),
         Err(error) => panic!("{error}"),
@@ -32,7 +31,7 @@ fn errors() {
 }
 
 #[test]
-#[ignore = "minutes on a software device"]
+#[ignore = "minutes"]
 fn operators() {
     run(Section::Operators);
 }

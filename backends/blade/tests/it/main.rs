@@ -6,6 +6,7 @@ mod case;
 #[path = "../common/mod.rs"]
 mod common;
 mod conformance;
+mod contexts;
 mod faults;
 mod kernels;
 mod profiling;

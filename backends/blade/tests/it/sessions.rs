@@ -1,10 +1,8 @@
-//! What sessions on a device do beyond the conformance suite.
+//! What sessions on a device do beyond the conformance suite. Tests of other GPU backends include this file, with their own `common`.
 
 use std::sync::Arc;
 
 use crate::common;
-use blade_graphics as bg;
-use meganeura_blade::{BladeBackend, BladeDevice, WithContext};
 use meganeura_core::backend::{Backend, Device};
 use meganeura_core::config::Config;
 use meganeura_core::plan::memory::fit_to_budget;
@@ -12,7 +10,7 @@ use meganeura_core::plan::{ExecutionPlan, MemoryBudget, compile_for, try_compile
 use meganeura_core::{DType, Error, Graph, Session, autodiff};
 
 /// A classifier with an embedding, so that it has a table whose index can be out of range.
-fn classifier() -> Graph {
+pub(crate) fn classifier() -> Graph {
     let mut g = Graph::new();
     let ids = g.input_u32("ids", &[4]);
     let table = g.parameter("table", &[7, 5]);
@@ -26,13 +24,13 @@ fn classifier() -> Graph {
 }
 
 /// A session on a device, with an optimizer, its parameters and inputs set.
-fn training(device: &Arc<dyn Device>) -> Session {
+pub(crate) fn training(device: &Arc<dyn Device>) -> Session {
     let full = autodiff::differentiate(&classifier());
     let plan = compile_for(&full, &**device).expect("a plan");
     prepared(Session::on(device.clone(), plan).expect("a session"))
 }
 
-fn prepared(mut session: Session) -> Session {
+pub(crate) fn prepared(mut session: Session) -> Session {
     let spread = |n: usize| (0..n).map(|i| ((i * 7) % 11) as f32 / 5.0 - 1.0).collect::<Vec<f32>>();
     session.set_parameter("table", &spread(35));
     session.set_parameter("w", &spread(15));
@@ -42,7 +40,7 @@ fn prepared(mut session: Session) -> Session {
     session
 }
 
-fn losses(session: &mut Session, steps: usize) -> Vec<u32> {
+pub(crate) fn losses(session: &mut Session, steps: usize) -> Vec<u32> {
     let step = |_| {
         session.step();
         session.read_loss().to_bits()
@@ -130,26 +128,6 @@ fn sessions_and_threads_work_side_by_side() {
 }
 
 #[test]
-fn a_context_of_the_host_is_shared() {
-    if common::device().is_none() {
-        return;
-    }
-    // SAFETY: blade asks for `unsafe` because a driver is loaded; no other requirement is stated.
-    let context = unsafe { bg::Context::init(bg::ContextDesc::default()) }.expect("a context");
-    let context = Arc::new(context);
-    let device =
-        |context: &Arc<bg::Context>| -> Arc<dyn Device> { Arc::new(BladeDevice::from_context(context.clone())) };
-    let (a, b) = (device(&context), device(&context));
-    let alone = losses(&mut training(&a), 5);
-    assert_eq!(alone, losses(&mut training(&b), 5));
-    let plan = compile_for(&autodiff::differentiate(&classifier()), &*a).expect("a plan");
-    let direct = Session::with_context(context.clone(), plan).expect("a session");
-    assert_eq!(alone, losses(&mut prepared(direct), 5));
-    drop((a, b));
-    assert_eq!(Arc::strong_count(&context), 1, "sessions give the context back");
-}
-
-#[test]
 fn a_fault_trains_nothing_and_passes() {
     let Some(device) = common::device() else { return };
     let mut session = training(&device);
@@ -223,7 +201,7 @@ fn a_buffer_beyond_the_limit_is_an_error_with_its_size() {
 #[test]
 fn devices_that_are_not_there_are_errors() {
     let Some(_) = common::device() else { return };
-    let error = BladeBackend
+    let error = common::BACKEND
         .open(999, &Config::default())
         .map(|_| ())
         .expect_err("no such device");
