@@ -1,0 +1,127 @@
+//! The devices that NVIDIA's driver finds.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use meganeura_core::backend::{Backend, BackendInfo, Device, DeviceInfo, Fact};
+use meganeura_core::config::Config;
+use meganeura_core::{Error, Result};
+
+use crate::cublaslt::CublasLt;
+use crate::device::CudaDevice;
+use crate::driver::{Driver, devices};
+use crate::gpu::NAME;
+use crate::handle::Handle;
+use crate::nvrtc::Nvrtc;
+use crate::settings::Settings;
+
+/// NVIDIA's GPUs, through the CUDA driver.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CudaBackend;
+
+impl Backend for CudaBackend {
+    fn info(&self) -> BackendInfo {
+        BackendInfo {
+            name: NAME.into(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            origin: format!("crate {}", env!("CARGO_PKG_NAME")),
+        }
+    }
+
+    fn devices(&self, _: &Config) -> Result<Vec<DeviceInfo>> {
+        // That there is no driver is no error, but the reason why there are none.
+        let (Ok(driver), Ok(found)) = (Driver::get(), devices()) else {
+            return Ok(Vec::new());
+        };
+        let mut all: Vec<DeviceInfo> = found.iter().enumerate().map(|(i, p)| p.describe(i, driver)).collect();
+        if !all.is_empty()
+            && let Err(why) = Nvrtc::open()
+        {
+            for info in all.iter_mut().filter(|info| info.rejected.is_none()) {
+                info.rejected = Some(why.clone());
+            }
+        }
+        Ok(all)
+    }
+
+    /// It reaches what other interfaces to the same card do not: several kernels in one submission without the host, and larger
+    /// matrices in tensor cores.
+    fn preference(&self) -> u32 {
+        1
+    }
+
+    fn self_test(&self, index: usize, config: &Config) -> Result<()> {
+        self.open_device(index, config)?.self_test()
+    }
+
+    fn unavailable_reason(&self) -> Option<String> {
+        match devices() {
+            Ok(found) if found.is_empty() => Some("the driver lists none".into()),
+            Ok(_) => None,
+            Err(why) => Some(why),
+        }
+    }
+
+    fn environment(&self) -> Vec<Fact> {
+        let driver = Driver::get().map_or_else(|why| why, |driver| format!("CUDA {}", driver.version_text()));
+        let nvrtc = Nvrtc::open().map_or_else(
+            |why| why,
+            |nvrtc| {
+                let (major, minor) = nvrtc.version();
+                format!("version {major}.{minor}")
+            },
+        );
+        let library = CublasLt::open().map_or_else(|why| why, |library| format!("version {}", library.version_text()));
+        vec![
+            Fact::new("driver", driver),
+            Fact::new("NVRTC", nvrtc),
+            Fact::new("cuBLASLt", library),
+        ]
+    }
+
+    fn problems(&self) -> Vec<Error> {
+        meganeura_shaders::host::problems(NAME)
+    }
+
+    fn open(&self, index: usize, config: &Config) -> Result<Arc<dyn Device>> {
+        Ok(self.open_device(index, config)?)
+    }
+}
+
+impl CudaBackend {
+    /// [`Backend::open`], with what such a device alone can do. Whoever opens it meanwhile has the same device.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn open_device(&self, index: usize, config: &Config) -> Result<Arc<CudaDevice>> {
+        /// Index of a device, and what was asked for.
+        type Opened = (usize, Settings);
+        static OPEN: Mutex<BTreeMap<Opened, Weak<CudaDevice>>> = Mutex::new(BTreeMap::new());
+        let failed = |why| Error::backend(NAME, why);
+        let driver = Driver::get().map_err(failed)?;
+        let mut found = devices().map_err(failed)?;
+        let settings = Settings::of(config)?;
+        if index >= found.len() {
+            return Err(failed(format!(
+                "there are {} devices, so no index {index}",
+                found.len()
+            )));
+        }
+        let properties = found.swap_remove(index);
+        if let Some(reason) = properties.describe(index, driver).rejected {
+            return Err(failed(format!("device {index} was rejected: {reason}")));
+        }
+        // A panic cannot leave the map half changed.
+        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        let opened = (index, settings);
+        if let Some(device) = open.get(&opened).and_then(Weak::upgrade)
+            && !device.is_lost()
+        {
+            return Ok(device);
+        }
+        let handle = Handle::open(format!("{NAME}:{index}"), properties, driver, &opened.1)?;
+        let device = Arc::new(CudaDevice::new(handle, opened.1.wanted));
+        open.insert(opened, Arc::downgrade(&device));
+        Ok(device)
+    }
+}

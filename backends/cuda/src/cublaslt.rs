@@ -1,0 +1,363 @@
+//! cuBLASLt, NVIDIA's library of matmuls.
+
+use std::ffi::{c_int, c_void};
+use std::ptr;
+
+use cudarc::driver::sys;
+use meganeura_shaders::{LibraryMatmul, MatmulLibrary};
+
+use crate::library::{Opened, Wanted};
+
+/// Where it is.
+const WANTED: Wanted = Wanted {
+    variable: "MEGANEURA_CUBLASLT",
+    names: match cfg!(windows) {
+        true => &["cublasLt64_13.dll", "cublasLt64_12.dll"],
+        false => &["libcublasLt.so", "libcublasLt.so.13", "libcublasLt.so.12"],
+    },
+    what: "cuBLASLt",
+    remedy: "without it large matmuls are slower; install the CUDA toolkit or the package nvidia-cublas-cu12 of PyPI, and let \
+             MEGANEURA_CUBLASLT name its libcublasLt.so.12 where the system does not find it",
+};
+
+/// Bytes of workspace that a matmul may take: what NVIDIA recommends for Hopper.
+pub(crate) const WORKSPACE_BYTES: usize = 32 << 20;
+
+type Status = c_int;
+type Pointer = *mut c_void;
+type Create = unsafe extern "C" fn(*mut Pointer) -> Status;
+type Destroy = unsafe extern "C" fn(Pointer) -> Status;
+type SetAttribute = unsafe extern "C" fn(Pointer, c_int, *const c_void, usize) -> Status;
+
+/// An algorithm as the library chose it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+struct Algorithm([u64; 8]);
+
+/// What the library says of an algorithm.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+struct Heuristic {
+    algorithm: Algorithm,
+    workspace_bytes: usize,
+    status: Status,
+    waves: f32,
+    reserved: [c_int; 4],
+}
+
+// Numbers of the library's header.
+const COMPUTE_32F: c_int = 68;
+const R_32F: c_int = 0;
+const R_16F: c_int = 2;
+const DESC_TRANSPOSE_A: c_int = 3;
+const DESC_TRANSPOSE_B: c_int = 4;
+const LAYOUT_BATCH_COUNT: c_int = 5;
+const LAYOUT_BATCH_STRIDE: c_int = 6;
+const PREFERENCE_WORKSPACE: c_int = 1;
+const OPERATION_TRANSPOSE: c_int = 1;
+
+/// The library, with what it needs on a device.
+#[derive(Debug)]
+pub(crate) struct CublasLt {
+    library: Opened,
+    handle: Pointer,
+    version: usize,
+}
+
+// SAFETY: the library's documentation says that a handle may be used by several threads at a time.
+unsafe impl Send for CublasLt {}
+// SAFETY: as above.
+unsafe impl Sync for CublasLt {}
+
+/// A matrix in memory, row by row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Matrix {
+    /// Of `f16`, or `f32`.
+    pub(crate) half: bool,
+    pub(crate) rows: usize,
+    pub(crate) columns: usize,
+    /// Elements from one matrix of a batch to the next; 0 if all are the same.
+    pub(crate) stride: usize,
+}
+
+/// `d = a b`, of a batch; sums are in `f32`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Matmul {
+    /// Stored as `[m, k]`, or `[k, m]` if it is transposed.
+    pub(crate) a: Matrix,
+    pub(crate) transpose_a: bool,
+    /// Stored as `[k, n]`, or `[n, k]` if it is transposed.
+    pub(crate) b: Matrix,
+    pub(crate) transpose_b: bool,
+    /// Stored as `[m, n]`.
+    pub(crate) d: Matrix,
+    pub(crate) batch: usize,
+}
+
+/// A matmul that the library has an algorithm for.
+pub(crate) struct Ready {
+    description: Pointer,
+    layouts: [Pointer; 3],
+    algorithm: Algorithm,
+    destroy: [Destroy; 2],
+}
+
+// SAFETY: descriptions are memory of the host, which belongs to this alone and is not changed.
+unsafe impl Send for Ready {}
+// SAFETY: as above.
+unsafe impl Sync for Ready {}
+
+impl CublasLt {
+    /// Opens the library, for the current context.
+    ///
+    /// # Errors
+    /// It is not found, or does not start.
+    pub(crate) fn open() -> Result<Self, String> {
+        WANTED.open(|library| {
+            let create: Create = library.function(c"cublasLtCreate")?;
+            let version: unsafe extern "C" fn() -> usize = library.function(c"cublasLtGetVersion")?;
+            let mut handle = ptr::null_mut();
+            // SAFETY: it is a place for a handle.
+            check(unsafe { create(&mut handle) }, "cublasLtCreate")?;
+            Ok(CublasLt {
+                // SAFETY: it asks for nothing.
+                version: unsafe { version() },
+                library,
+                handle,
+            })
+        })
+    }
+
+    /// Its version as people write it.
+    pub(crate) fn version_text(&self) -> String {
+        format!(
+            "{}.{}.{}",
+            self.version / 10_000,
+            self.version % 10_000 / 100,
+            self.version % 100
+        )
+    }
+
+    /// Finds an algorithm for a matmul.
+    ///
+    /// # Errors
+    /// The library has none.
+    pub(crate) fn prepare(&self, matmul: &Matmul) -> Result<Ready, String> {
+        let describe: unsafe extern "C" fn(*mut Pointer, c_int, c_int) -> Status =
+            self.library.function(c"cublasLtMatmulDescCreate")?;
+        let lay_out: unsafe extern "C" fn(*mut Pointer, c_int, u64, u64, i64) -> Status =
+            self.library.function(c"cublasLtMatrixLayoutCreate")?;
+        let set_description: SetAttribute = self.library.function(c"cublasLtMatmulDescSetAttribute")?;
+        let set_layout: SetAttribute = self.library.function(c"cublasLtMatrixLayoutSetAttribute")?;
+        let prefer: Create = self.library.function(c"cublasLtMatmulPreferenceCreate")?;
+        let set_preference: SetAttribute = self.library.function(c"cublasLtMatmulPreferenceSetAttribute")?;
+        let no_preference: Destroy = self.library.function(c"cublasLtMatmulPreferenceDestroy")?;
+        let find: unsafe extern "C" fn(
+            Pointer,
+            Pointer,
+            Pointer,
+            Pointer,
+            Pointer,
+            Pointer,
+            Pointer,
+            c_int,
+            *mut Heuristic,
+            *mut c_int,
+        ) -> Status = self.library.function(c"cublasLtMatmulAlgoGetHeuristic")?;
+        let mut ready = Ready {
+            description: ptr::null_mut(),
+            layouts: [ptr::null_mut(); 3],
+            algorithm: Algorithm::default(),
+            destroy: [
+                self.library.function(c"cublasLtMatmulDescDestroy")?,
+                self.library.function(c"cublasLtMatrixLayoutDestroy")?,
+            ],
+        };
+        // SAFETY: it is a place for a description.
+        let described = unsafe { describe(&mut ready.description, COMPUTE_32F, R_32F) };
+        check(described, "cublasLtMatmulDescCreate")?;
+        let set = |set: SetAttribute, of: Pointer, attribute: c_int, value: &[u8]| {
+            // SAFETY: it is there, and the value has as many bytes as it says.
+            let status = unsafe { set(of, attribute, value.as_ptr().cast(), value.len()) };
+            check(status, "setting an attribute")
+        };
+        // The library has columns where we have rows: its first operand is our second one.
+        for (attribute, transposed) in [
+            (DESC_TRANSPOSE_A, matmul.transpose_b),
+            (DESC_TRANSPOSE_B, matmul.transpose_a),
+        ] {
+            if transposed {
+                set(
+                    set_description,
+                    ready.description,
+                    attribute,
+                    &OPERATION_TRANSPOSE.to_ne_bytes(),
+                )?;
+            }
+        }
+        for (layout, matrix) in ready.layouts.iter_mut().zip([matmul.b, matmul.a, matmul.d]) {
+            let kind = if matrix.half { R_16F } else { R_32F };
+            let (rows, columns) = (matrix.rows as u64, matrix.columns as u64);
+            // SAFETY: it is a place for a layout.
+            let made = unsafe { lay_out(layout, kind, columns, rows, columns as i64) };
+            check(made, "cublasLtMatrixLayoutCreate")?;
+            if matmul.batch > 1 {
+                let (count, stride) = (matmul.batch as i32, matrix.stride as i64);
+                set(set_layout, *layout, LAYOUT_BATCH_COUNT, &count.to_ne_bytes())?;
+                set(set_layout, *layout, LAYOUT_BATCH_STRIDE, &stride.to_ne_bytes())?;
+            }
+        }
+        let mut preference = ptr::null_mut();
+        // SAFETY: it is a place for a preference.
+        check(unsafe { prefer(&mut preference) }, "cublasLtMatmulPreferenceCreate")?;
+        let room = set(
+            set_preference,
+            preference,
+            PREFERENCE_WORKSPACE,
+            &(WORKSPACE_BYTES as u64).to_ne_bytes(),
+        );
+        let (mut found, mut count) = (Heuristic::default(), 0);
+        let [a, b, d] = ready.layouts;
+        let looked = room.and_then(|()| {
+            // SAFETY: all were made above, and there is room for one algorithm.
+            let status = unsafe {
+                find(
+                    self.handle,
+                    ready.description,
+                    a,
+                    b,
+                    d,
+                    d,
+                    preference,
+                    1,
+                    &mut found,
+                    &mut count,
+                )
+            };
+            check(status, "cublasLtMatmulAlgoGetHeuristic")
+        });
+        // SAFETY: it was made above, and nothing uses it.
+        unsafe { no_preference(preference) };
+        looked?;
+        if count == 0 || found.status != 0 {
+            return Err("the library has no algorithm".into());
+        }
+        ready.algorithm = found.algorithm;
+        Ok(ready)
+    }
+
+    /// Enqueues a matmul.
+    ///
+    /// # Errors
+    /// The library's.
+    ///
+    /// # Safety
+    /// The addresses are those of matrices of the device as they were described, and of a workspace of [`WORKSPACE_BYTES`].
+    pub(crate) unsafe fn run(
+        &self,
+        ready: &Ready,
+        [a, b, d, workspace]: [sys::CUdeviceptr; 4],
+        stream: sys::CUstream,
+    ) -> Result<(), String> {
+        let multiply: unsafe extern "C" fn(
+            Pointer,
+            Pointer,
+            *const f32,
+            sys::CUdeviceptr,
+            Pointer,
+            sys::CUdeviceptr,
+            Pointer,
+            *const f32,
+            sys::CUdeviceptr,
+            Pointer,
+            sys::CUdeviceptr,
+            Pointer,
+            *const Algorithm,
+            sys::CUdeviceptr,
+            usize,
+            sys::CUstream,
+        ) -> Status = self.library.function(c"cublasLtMatmul")?;
+        let (one, zero) = (1.0_f32, 0.0_f32);
+        let [first, second, result] = ready.layouts;
+        // SAFETY: by the contract of this function; numbers are of the host, as is usual.
+        let status = unsafe {
+            multiply(
+                self.handle,
+                ready.description,
+                &one,
+                b,
+                first,
+                a,
+                second,
+                &zero,
+                d,
+                result,
+                d,
+                result,
+                &ready.algorithm,
+                workspace,
+                WORKSPACE_BYTES,
+                stream,
+            )
+        };
+        check(status, "cublasLtMatmul")
+    }
+}
+
+impl Drop for CublasLt {
+    fn drop(&mut self) {
+        if let Ok(destroy) = self.library.function::<Destroy>(c"cublasLtDestroy") {
+            // SAFETY: it was made by the library, and nothing uses it.
+            unsafe { destroy(self.handle) };
+        }
+    }
+}
+
+impl Drop for Ready {
+    fn drop(&mut self) {
+        let [description, layout] = self.destroy;
+        for (destroy, of) in [
+            (description, self.description),
+            (layout, self.layouts[0]),
+            (layout, self.layouts[1]),
+            (layout, self.layouts[2]),
+        ] {
+            if !of.is_null() {
+                // SAFETY: it was made by the library, which is open as long as its device.
+                unsafe { destroy(of) };
+            }
+        }
+    }
+}
+
+/// Multiplications from which on a matmul is given to the library.
+const MIN_MULTIPLICATIONS: usize = 1 << 27;
+/// Fewest rows and columns of such a result: of fewer, kernels that read a matrix once are as fast.
+const MIN_SIDE: usize = 64;
+/// What tensor cores read at once, in elements of `f16`: rows of other lengths are slow.
+const VECTOR: usize = 8;
+
+impl MatmulLibrary for CublasLt {
+    fn takes(&self, matmul: &LibraryMatmul, _: usize, _: bool) -> bool {
+        let &LibraryMatmul { batch, m, n, k, .. } = matmul;
+        let columns = |operand: usize, [rows, columns]: [usize; 2]| match matmul.operands[operand].transposed {
+            true => rows,
+            false => columns,
+        };
+        let are_aligned = [columns(0, [m, k]), columns(1, [k, n]), n]
+            .iter()
+            .all(|c| c.is_multiple_of(VECTOR));
+        are_aligned && m.min(n) >= MIN_SIDE && batch.saturating_mul(m * n).saturating_mul(k) >= MIN_MULTIPLICATIONS
+    }
+
+    fn workspace_bytes(&self) -> usize {
+        WORKSPACE_BYTES
+    }
+}
+
+fn check(status: Status, function: &str) -> Result<(), String> {
+    match status {
+        0 => Ok(()),
+        status => Err(format!("{function} fails with status {status}")),
+    }
+}

@@ -1,0 +1,171 @@
+//! DLPack: tensors of a session as other libraries take them (PyTorch, JAX, CuPy), without a copy.
+//!
+//! The structures are those of DLPack 0.8, `dlpack.h`.
+
+use std::any::Any;
+use std::ffi::c_void;
+
+use meganeura_core::DType;
+use meganeura_core::session::DeviceTensor;
+
+/// Devices of CUDA.
+const CUDA: i32 = 2;
+/// Signed integers, unsigned ones, floats, and brain floats.
+const INT: u8 = 0;
+const UINT: u8 = 1;
+const FLOAT: u8 = 2;
+const BFLOAT: u8 = 4;
+
+/// `DLDevice`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DLDevice {
+    /// Kind of the device: 2 for CUDA.
+    pub device_type: i32,
+    /// Its number, as CUDA counts.
+    pub device_id: i32,
+}
+
+/// `DLDataType`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DLDataType {
+    /// Kind of number.
+    pub code: u8,
+    /// Bits of a number.
+    pub bits: u8,
+    /// Numbers of an element.
+    pub lanes: u16,
+}
+
+/// `DLTensor`.
+#[repr(C)]
+#[derive(Debug)]
+pub struct DLTensor {
+    /// Address of the first element.
+    pub data: *mut c_void,
+    /// Where it is.
+    pub device: DLDevice,
+    /// Number of axes.
+    pub ndim: i32,
+    /// Type of an element.
+    pub dtype: DLDataType,
+    /// Sizes of the axes.
+    pub shape: *mut i64,
+    /// Elements from one to the next along each axis; null where they lie row by row without gaps.
+    pub strides: *mut i64,
+    /// Bytes in front of the first element.
+    pub byte_offset: u64,
+}
+
+/// `DLManagedTensor`.
+#[repr(C)]
+#[derive(Debug)]
+pub struct DLManagedTensor {
+    /// The tensor.
+    pub dl_tensor: DLTensor,
+    /// What the deleter frees.
+    pub manager_ctx: *mut c_void,
+    /// Called once when the tensor is not used any more.
+    pub deleter: Option<unsafe extern "C" fn(*mut DLManagedTensor)>,
+}
+
+/// What a tensor keeps alive.
+struct Kept {
+    shape: Vec<i64>,
+    _owner: Box<dyn Any + Send>,
+}
+
+/// A tensor of a session on the CUDA device of that number as a `DLManagedTensor`, whose receiver has to call its deleter. `owner` is
+/// dropped then: give it what keeps the session, so that the memory stays.
+///
+/// The receiver reads or writes in the order of the session's stream, [`DeviceBuffer::stream`](meganeura_core::backend::DeviceBuffer),
+/// which DLPack does not say.
+pub fn to_dlpack(tensor: &DeviceTensor, device: i32, owner: Box<dyn Any + Send>) -> *mut DLManagedTensor {
+    let code = match tensor.ty.dtype {
+        DType::F16 | DType::F32 => FLOAT,
+        DType::BF16 => BFLOAT,
+        DType::I32 => INT,
+        _ => UINT,
+    };
+    let shape: Vec<i64> = tensor.ty.shape.iter().map(|&size| size as i64).collect();
+    let mut kept = Box::new(Kept { shape, _owner: owner });
+    let dl_tensor = DLTensor {
+        data: tensor.buffer.address as *mut c_void,
+        device: DLDevice {
+            device_type: CUDA,
+            device_id: device,
+        },
+        ndim: kept.shape.len() as i32,
+        dtype: DLDataType {
+            code,
+            bits: match tensor.ty.dtype {
+                DType::F16 | DType::BF16 => 16,
+                _ => 32,
+            },
+            lanes: 1,
+        },
+        shape: kept.shape.as_mut_ptr(),
+        strides: std::ptr::null_mut(),
+        byte_offset: 0,
+    };
+    Box::into_raw(Box::new(DLManagedTensor {
+        dl_tensor,
+        manager_ctx: Box::into_raw(kept).cast(),
+        deleter: Some(delete),
+    }))
+}
+
+/// # Safety
+/// The tensor is one of [`to_dlpack`], and nobody uses it any more.
+unsafe extern "C" fn delete(tensor: *mut DLManagedTensor) {
+    // SAFETY: both were made by boxes in `to_dlpack`, by the contract of this function.
+    unsafe {
+        let tensor = Box::from_raw(tensor);
+        drop(Box::from_raw(tensor.manager_ctx.cast::<Kept>()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use meganeura_core::backend::DeviceBuffer;
+    use meganeura_core::{Shape, TensorType};
+
+    use super::*;
+
+    #[test]
+    fn a_tensor_says_what_it_is_and_keeps_its_owner_until_it_is_deleted() {
+        let owner = Arc::new(());
+        let tensor = |dtype| DeviceTensor {
+            buffer: DeviceBuffer {
+                address: 0x1000,
+                bytes: 48,
+                stream: Some(7),
+            },
+            ty: TensorType::new(dtype, Shape::new(&[3, 4]).expect("a shape")),
+        };
+        for (dtype, code, bits) in [
+            (DType::F32, 2, 32),
+            (DType::F16, 2, 16),
+            (DType::BF16, 4, 16),
+            (DType::I32, 0, 32),
+            (DType::U32, 1, 32),
+        ] {
+            let made = to_dlpack(&tensor(dtype), 1, Box::new(owner.clone()));
+            assert_eq!(Arc::strong_count(&owner), 2);
+            // SAFETY: it was made above.
+            let own = unsafe { &(*made).dl_tensor };
+            assert_eq!((own.data as u64, own.ndim, own.byte_offset), (0x1000, 2, 0));
+            assert_eq!((own.device.device_type, own.device.device_id), (2, 1));
+            assert_eq!((own.dtype.code, own.dtype.bits, own.dtype.lanes), (code, bits, 1));
+            // SAFETY: there are two sizes, which live as long as the tensor.
+            assert_eq!(unsafe { std::slice::from_raw_parts(own.shape, 2) }, [3, 4]);
+            assert!(own.strides.is_null());
+            // SAFETY: it was made above, and is not used any more.
+            unsafe { (*made).deleter.map(|delete| delete(made)) };
+            assert_eq!(Arc::strong_count(&owner), 1);
+        }
+    }
+}

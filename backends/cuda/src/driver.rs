@@ -1,0 +1,227 @@
+//! NVIDIA's driver: whether it is there, and which devices it has.
+
+use std::sync::OnceLock;
+
+use cudarc::driver::{DriverError, result, sys};
+use meganeura_core::backend::{DeviceInfo, DeviceKind, Fact};
+use sys::CUdevice_attribute as Attribute;
+
+/// The oldest driver whose functions are all there: CUDA 12.0.
+const MIN_VERSION: i32 = 12_000;
+/// The oldest compute capability that the kernels run on, in tenths: that of Volta.
+const MIN_CAPABILITY: i32 = 70;
+
+/// The driver, once it is initialised.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Driver {
+    /// The CUDA version that it has, as 1000 times the major and 10 times the minor number.
+    pub(crate) version: i32,
+}
+
+impl Driver {
+    /// Loads the driver and initialises it, the first time.
+    ///
+    /// # Errors
+    /// Why there is none that can be used.
+    pub(crate) fn get() -> Result<Driver, String> {
+        static DRIVER: OnceLock<Result<Driver, String>> = OnceLock::new();
+        DRIVER.get_or_init(Driver::load).clone()
+    }
+
+    fn load() -> Result<Driver, String> {
+        // SAFETY: it loads the driver's library, and does nothing with it.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(
+                "NVIDIA's driver is not installed (there is no libcuda); install the driver of your GPU".into(),
+            );
+        }
+        let mut version = 0;
+        // SAFETY: the library is there, and `version` is a place for a number.
+        let found = unsafe { sys::cuDriverGetVersion(&mut version) };
+        found
+            .result()
+            .map_err(|e| format!("the driver does not tell its version: {}", text(e)))?;
+        if version < MIN_VERSION {
+            return Err(format!(
+                "the driver is of CUDA {}, and {} is the oldest one that is supported; update the driver",
+                version_text(version),
+                version_text(MIN_VERSION)
+            ));
+        }
+        match result::init() {
+            Ok(()) => Ok(Driver { version }),
+            Err(DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE)) => Err("the driver finds no NVIDIA GPU".into()),
+            Err(error) => Err(format!("the driver does not start: {}", text(error))),
+        }
+    }
+
+    /// Its version as people write it.
+    pub(crate) fn version_text(self) -> String {
+        version_text(self.version)
+    }
+
+    /// Whether launches in a graph may begin before those that they depend on have ended: from CUDA 12.3 on.
+    pub(crate) fn has_programmatic_edges(self) -> bool {
+        self.version >= 12_030
+    }
+}
+
+fn version_text(version: i32) -> String {
+    format!("{}.{}", version / 1000, version % 1000 / 10)
+}
+
+/// An error of the driver by its name and what the driver says of it.
+pub(crate) fn text(error: DriverError) -> String {
+    let words =
+        |found: Result<&std::ffi::CStr, DriverError>| found.map(|text| text.to_string_lossy().into_owned()).ok();
+    match (words(error.error_name()), words(error.error_string())) {
+        (Some(name), Some(what)) => format!("{name} ({what})"),
+        _ => format!("error {}", error.0 as u32),
+    }
+}
+
+/// What is known of a device.
+#[derive(Clone, Debug)]
+pub(crate) struct Properties {
+    pub(crate) device: sys::CUdevice,
+    pub(crate) name: String,
+    /// 16 bytes that no other card has.
+    pub(crate) uuid: String,
+    pub(crate) memory_bytes: u64,
+    /// Major and minor number.
+    pub(crate) capability: (u32, u32),
+    pub(crate) multiprocessors: u32,
+    /// Clock of the multiprocessors, in Hz.
+    clock: f64,
+    /// Bytes that go to or from memory in a second.
+    bandwidth: f64,
+    pub(crate) integrated: bool,
+    /// Where it is plugged in.
+    bus: String,
+}
+
+/// All devices of the driver.
+///
+/// # Errors
+/// The driver does not list them.
+pub(crate) fn devices() -> Result<Vec<Properties>, String> {
+    Driver::get()?;
+    let count = result::device::get_count().map_err(|e| format!("the driver lists no devices: {}", text(e)))?;
+    (0..count).map(|ordinal| properties(ordinal).map_err(text)).collect()
+}
+
+fn properties(ordinal: i32) -> Result<Properties, DriverError> {
+    let device = result::device::get(ordinal)?;
+    // SAFETY: the device was listed by the driver.
+    let attribute = |attribute| unsafe { result::device::get_attribute(device, attribute) };
+    let number = |which| attribute(which).map(|value| value.max(0) as u32);
+    let uuid: String = result::device::get_uuid(device)?
+        .bytes
+        .iter()
+        .map(|byte| format!("{:02x}", *byte as u8))
+        .collect();
+    let bus = [
+        Attribute::CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID,
+        Attribute::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID,
+        Attribute::CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID,
+    ]
+    .map(|which| number(which).unwrap_or_default());
+    // The clock of the memory is in kHz, its bus in bits; memory sends twice in a cycle.
+    let memory_clock = number(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE).unwrap_or_default();
+    let memory_bits = number(Attribute::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH).unwrap_or_default();
+    Ok(Properties {
+        device,
+        name: result::device::get_name(device)?,
+        uuid,
+        // SAFETY: the device was listed by the driver.
+        memory_bytes: unsafe { result::device::total_mem(device) }? as u64,
+        capability: (
+            number(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            number(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        ),
+        multiprocessors: number(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+        clock: 1e3 * f64::from(number(Attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE).unwrap_or_default()),
+        bandwidth: 2e3 * f64::from(memory_clock) * f64::from(memory_bits) / 8.0,
+        integrated: number(Attribute::CU_DEVICE_ATTRIBUTE_INTEGRATED).is_ok_and(|is| is != 0),
+        bus: format!("{:04x}:{:02x}:{:02x}", bus[0], bus[1], bus[2]),
+    })
+}
+
+impl Properties {
+    /// The architecture as NVIDIA's compiler names it, such as `sm_90`.
+    pub(crate) fn architecture(&self) -> String {
+        format!("sm_{}{}", self.capability.0, self.capability.1)
+    }
+
+    /// Whether tensor cores multiply `f16` by the instructions that the kernels have: from Ampere on.
+    pub(crate) fn has_tensor_cores(&self) -> bool {
+        self.capability >= (8, 0)
+    }
+
+    /// Bytes that go to or from memory in a second, as its clock and width say.
+    pub(crate) fn bytes_per_second(&self) -> f64 {
+        match self.bandwidth > 0.0 {
+            true => self.bandwidth,
+            false => 500e9,
+        }
+    }
+
+    /// Operations of `f32` in a second that the kernels reach: half of one addition and one multiplication in each of 128 lanes a
+    /// cycle.
+    pub(crate) fn flops_per_second(&self) -> f64 {
+        let lanes = 128.0 * f64::from(self.multiprocessors);
+        match self.clock > 0.0 {
+            true => lanes * self.clock,
+            false => lanes * 1.5e9,
+        }
+    }
+
+    /// Its line in a listing.
+    pub(crate) fn describe(&self, index: usize, driver: Driver) -> DeviceInfo {
+        let (major, minor) = self.capability;
+        let too_old = 10 * major as i32 + (minor as i32) < MIN_CAPABILITY;
+        let kind = match self.integrated {
+            true => DeviceKind::IntegratedGpu,
+            false => DeviceKind::DiscreteGpu,
+        };
+        DeviceInfo {
+            hardware: Some(self.uuid.clone()),
+            memory_bytes: Some(self.memory_bytes),
+            driver: Some(format!("CUDA {}", driver.version_text())),
+            rejected: too_old.then(|| {
+                format!(
+                    "its compute capability is {major}.{minor}, and kernels need {}.{}",
+                    MIN_CAPABILITY / 10,
+                    MIN_CAPABILITY % 10
+                )
+            }),
+            details: vec![
+                Fact::new("compute capability", format!("{major}.{minor}")),
+                Fact::new("multiprocessors", self.multiprocessors.to_string()),
+                Fact::new("UUID", self.uuid.clone()),
+                Fact::new("PCI bus", self.bus.clone()),
+                Fact::new("tensor cores, f16", if self.has_tensor_cores() { "yes" } else { "no" }),
+            ],
+            ..DeviceInfo::new(index, self.name.clone(), kind)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_written_as_people_do() {
+        assert_eq!(version_text(12_040), "12.4");
+        assert_eq!(version_text(13_000), "13.0");
+    }
+
+    #[test]
+    fn a_machine_without_a_driver_says_so() {
+        if let Err(why) = Driver::get() {
+            assert!(why.contains("driver"), "{why}");
+            assert_eq!(devices().err(), Some(why));
+        }
+    }
+}

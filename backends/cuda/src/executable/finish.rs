@@ -1,0 +1,58 @@
+//! Waiting for submissions, and for the faults that they report (see [`fault_in`]).
+
+use meganeura_core::Result;
+use meganeura_shaders::host::{FRAMES, fault_in};
+
+use super::CudaExecutable;
+
+impl CudaExecutable {
+    /// Waits for the submission of a frame, and notes a fault in it. Older submissions are to be finished before.
+    pub(super) fn finish(&mut self, at: usize) -> Result<()> {
+        self.wait_for(at)?;
+        self.profile.collect(&self.measured, self.frames[at].ticket)?;
+        if !std::mem::take(&mut self.frames[at].unread_report) {
+            return Ok(());
+        }
+        let mut report = vec![0; self.report_bytes()];
+        self.frames[at].download.read(0, &mut report);
+        let Some(error) = fault_in(&report, &self.reporters) else {
+            return Ok(());
+        };
+        self.faults.rolled_back += 1;
+        // What was submitted since has seen the fault, and done nothing.
+        for later in (1..FRAMES).map(|i| (at + i) % FRAMES) {
+            if self.frames[later].ticket > self.frames[at].ticket {
+                self.wait_for(later)?;
+                let is_step = std::mem::take(&mut self.frames[later].unread_report);
+                self.faults.rolled_back += u64::from(is_step);
+            }
+        }
+        // Copied before it is undone.
+        self.frames.iter_mut().for_each(|frame| frame.copied.clear());
+        self.faults.to_undo = Some(at);
+        self.faults.untold = Some(error);
+        Ok(())
+    }
+
+    /// Waits for the submission of a frame.
+    fn wait_for(&mut self, at: usize) -> Result<()> {
+        let frame = &mut self.frames[at];
+        match std::mem::take(&mut frame.running) {
+            true => frame.complete.wait(),
+            false => Ok(()),
+        }
+    }
+
+    /// Waits for all submissions, the oldest first.
+    pub(super) fn finish_all(&mut self) -> Result<()> {
+        (1..=FRAMES).try_for_each(|i| self.finish((self.current + i) % FRAMES))
+    }
+
+    /// Tells a fault that was noted.
+    ///
+    /// # Errors
+    /// The fault.
+    pub(super) fn tell(&mut self) -> Result<()> {
+        self.faults.untold.take().map_or(Ok(()), Err)
+    }
+}

@@ -1,0 +1,420 @@
+//! Replays a plan: one graph for each step, which the host does not wait for. All that is enqueued is in the order of one stream.
+
+mod finish;
+mod frame;
+mod submit;
+mod timing;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use cudarc::driver::{result, sys};
+use meganeura_core::backend::{DeviceBuffer, Executable, PassTiming, StepArgs, StepStats, Ticket};
+use meganeura_core::plan::{BufferRef, ExecutionPlan, check_fit};
+use meganeura_core::{Error, Result};
+use meganeura_shaders::host::{
+    Copy, Draft, Extra, FRAMES, Faults, HostValidated, MAX_EXPECTED, Place, Reporter, Saved, Unmade, Writes,
+    place_expected,
+};
+use meganeura_shaders::host::{Host as _, report_bytes};
+
+pub(crate) use self::frame::Event;
+use self::frame::Frame;
+use self::timing::{MeasuredGraph, Profile, Tag};
+use crate::gpu::{Gpu, NAME};
+use crate::graph::{Graph, Order};
+use crate::handle::Handle;
+use crate::kernels::Request;
+use crate::memory::Arena;
+use crate::program::{Extras, Phase, batches, ready};
+
+/// Bytes that are copied between host and device at once. Writes are collected up to so many before they are submitted
+/// without a step.
+const STAGED: usize = 64 << 20;
+/// Scalars that kernels read as one block, whether there are as many or not.
+const SCALAR_BYTES: usize = 4 * meganeura_shaders::INLINE_SCALARS;
+/// Graphs that are kept, of different combinations of segments.
+const MAX_GRAPHS: usize = 64;
+
+fn outside(buffer: BufferRef, offset: u64, len: u64) -> Error {
+    Error::backend(NAME, format!("{len} bytes at {offset} are outside of buffer {buffer}"))
+}
+
+/// A stream of the device: what is enqueued runs in this order.
+struct Stream {
+    gpu: Arc<Gpu>,
+    raw: sys::CUstream,
+}
+
+// SAFETY: streams of CUDA belong to their context and to no thread.
+unsafe impl Send for Stream {}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        // SAFETY: it was made by the driver.
+        self.gpu.free(|| unsafe { result::stream::destroy(self.raw) });
+    }
+}
+
+/// The scalars of the session, as the host has them.
+struct Scalars {
+    buffers: Vec<BufferRef>,
+    bytes: Vec<u8>,
+    /// Whether the device has others.
+    changed: bool,
+}
+
+impl Scalars {
+    fn word(&mut self, buffer: BufferRef) -> Option<&mut [u8]> {
+        let number = self.buffers.iter().position(|scalar| *scalar == buffer)?;
+        self.bytes.get_mut(4 * number..4 * number + 4)
+    }
+}
+
+/// A compiled plan with its memory.
+pub(crate) struct CudaExecutable {
+    // Fields are dropped in this order: what the driver runs goes before the memory that it uses.
+    graphs: HashMap<Vec<usize>, Graph>,
+    /// The same with events, for each frame.
+    measured: HashMap<(Vec<usize>, usize), MeasuredGraph>,
+    stream: Stream,
+    /// Phases of each segment.
+    segments: Vec<Vec<Phase>>,
+    frames: [Frame; FRAMES],
+    arena: Arena,
+    gpu: Arc<Gpu>,
+    extra: Extra,
+    extras: Extras,
+    plan_buffers: usize,
+    scalars: Scalars,
+    /// How launches are ordered.
+    order: Order,
+    /// What runs, for each dispatch.
+    titles: Vec<String>,
+    profiling: bool,
+    profile: Profile,
+    reporters: Vec<Reporter>,
+    host_validated: HostValidated,
+    /// Parameters and states that are written before the last fault can be found.
+    exposed: Vec<BufferRef>,
+    /// Where these are saved by the step of each frame.
+    saved: [Vec<Saved>; FRAMES],
+    faults: Faults,
+    /// The frame of the last submission.
+    current: usize,
+    submissions: u64,
+    writes: Writes,
+    /// What the host has read since the last step.
+    expected: Vec<Copy>,
+}
+
+impl CudaExecutable {
+    /// An executable of the kernels of a plan.
+    ///
+    /// # Errors
+    /// What the device has no memory for, and kernels that the compiler or the driver refuses.
+    pub(crate) fn of(device: &Handle, plan: &ExecutionPlan, draft: Draft) -> Result<Self, Unmade> {
+        let gpu = device.gpu();
+        // Behind the buffers of the draft: the scalars that kernels read as a block, and the numbers from 0 on.
+        let numbers = draft.reporters.len().max(1);
+        let mut sizes = draft.sizes.clone();
+        sizes.extend([SCALAR_BYTES as u64, 4 * numbers as u64]);
+        let beside: u64 = sizes[draft.sizes.len()..].iter().sum();
+        check_fit(plan, draft.workspace_bytes() + beside, device.capabilities())?;
+        let batches = batches(&draft, plan, device.merge());
+        let all = batches.iter().flatten().flatten();
+        let requests = all.filter(|batch| batch[0].1.library.is_none()).map(|batch| Request {
+            label: &plan.dispatches[batch[0].0].label,
+            launches: batch.iter().map(|(_, launch)| *launch).collect(),
+        });
+        let kernels = device.kernels().of(gpu, &requests.collect::<Vec<_>>());
+        let kernels = kernels.map_err(|refused| draft.unmade(plan, refused))?;
+        let arena = Arena::new(gpu, device.name(), &sizes, plan, device.buffer_bytes())?;
+        let missing = || Error::plan("a workspace has no place");
+        let extras = Extras {
+            scalars: arena.place(draft.sizes.len()).ok_or_else(missing)?,
+            numbers: arena.place(draft.sizes.len() + 1).ok_or_else(missing)?,
+        };
+        let segments = gpu.within(|| ready(&draft, &batches, kernels, device.library(), &arena, &extras))?;
+        let stream = gpu.call("making a stream", || {
+            result::stream::create(result::stream::StreamKind::NonBlocking)
+        })?;
+        let mut executable = CudaExecutable {
+            graphs: HashMap::new(),
+            measured: HashMap::new(),
+            stream: Stream {
+                gpu: gpu.clone(),
+                raw: stream,
+            },
+            segments,
+            frames: [Frame::new(gpu)?, Frame::new(gpu)?],
+            gpu: gpu.clone(),
+            saved: [0, 1].map(|frame| draft.saved_by(frame, |buffer| arena.place(buffer))),
+            arena,
+            extra: draft.extra,
+            extras,
+            plan_buffers: plan.buffers.len(),
+            scalars: Scalars {
+                buffers: plan.scalar_buffers.iter().map(|(_, b)| *b).collect(),
+                bytes: vec![0; 4 * plan.scalar_buffers.len()],
+                changed: false,
+            },
+            order: device.order(),
+            titles: draft.titles,
+            profiling: false,
+            profile: Profile::default(),
+            reporters: draft.reporters,
+            host_validated: HostValidated::of(plan),
+            exposed: draft.saved,
+            faults: Faults::default(),
+            current: 0,
+            submissions: 0,
+            writes: Writes::default(),
+            expected: Vec::new(),
+        };
+        executable.fill(plan, &draft.tables)?;
+        Ok(executable)
+    }
+
+    /// Zeros, constants, states that begin with another number, tables of constants, and numbers.
+    fn fill(&mut self, plan: &ExecutionPlan, tables: &[Arc<[u32]>]) -> Result<()> {
+        let (arena, stream) = (&self.arena, self.stream.raw);
+        self.gpu.call("clearing memory", || arena.clear(stream))?;
+        for (buffer, data) in plan.constants() {
+            self.write(buffer, 0, &data)?;
+        }
+        for state in plan.state_buffers.iter().filter(|s| s.fill != 0.0) {
+            let words = plan.buffers[state.buffer.index()] / size_of::<f32>();
+            let bytes = state.fill.to_le_bytes().repeat(words);
+            self.write(state.buffer, 0, &bytes)?;
+        }
+        for (number, table) in (self.extra.tables..).zip(tables) {
+            let bytes: Vec<u8> = table.iter().flat_map(|word| word.to_le_bytes()).collect();
+            self.stage(BufferRef(number as u32), 0, &bytes)?;
+        }
+        let numbers: Vec<u8> = (0..self.extras.numbers.bytes as u32 / 4)
+            .flat_map(u32::to_le_bytes)
+            .collect();
+        let address = self.arena.address(self.extras.numbers, 0);
+        self.begin()?;
+        // From memory that the driver copies before the call returns.
+        // SAFETY: the range is that of the buffer, and the bytes are copied or waited for before they go.
+        self.gpu.call("uploading", || unsafe {
+            result::memcpy_htod_async(address, &numbers, stream)?;
+            result::stream::synchronize(stream)
+        })?;
+        self.submit()?;
+        Ok(())
+    }
+
+    /// The place of a range of a buffer of the plan.
+    fn place(&self, buffer: BufferRef, offset: u64, len: u64) -> Result<Place> {
+        match buffer.index() < self.plan_buffers {
+            true => self.any_place(buffer, offset, len),
+            false => Err(outside(buffer, offset, len)),
+        }
+    }
+
+    /// The place of a range of any buffer.
+    fn any_place(&self, buffer: BufferRef, offset: u64, len: u64) -> Result<Place> {
+        let outside = || outside(buffer, offset, len);
+        let own = self.arena.place(buffer.index()).ok_or_else(outside)?;
+        match offset.checked_add(len).is_none_or(|end| end > own.bytes) {
+            true => Err(outside()),
+            false => Ok(own),
+        }
+    }
+
+    fn address(&self, copy: &Copy) -> Result<sys::CUdeviceptr> {
+        let place = self.any_place(copy.buffer, copy.offset, copy.len)?;
+        Ok(self.arena.address(place, copy.offset))
+    }
+
+    fn next(&self) -> usize {
+        (self.current + 1) % FRAMES
+    }
+
+    /// Collects a write, in pieces that can be staged.
+    fn stage(&mut self, buffer: BufferRef, offset: u64, bytes: &[u8]) -> Result<()> {
+        for (offset, piece) in (offset..).step_by(STAGED).zip(bytes.chunks(STAGED)) {
+            if self.writes.add(buffer, offset, piece, STAGED).is_err() {
+                self.begin()?;
+                self.submit()?;
+                // Alone, it has room.
+                let _ = self.writes.add(buffer, offset, piece, STAGED);
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads a piece that can be staged. All submissions are finished.
+    fn read_piece(&mut self, buffer: BufferRef, offset: u64, bytes: &mut [u8]) -> Result<()> {
+        let mut wanted = Copy {
+            buffer,
+            offset,
+            len: bytes.len() as u64,
+            host: 0,
+        };
+        if wanted.len <= MAX_EXPECTED && !self.expected.iter().any(|c| c.is_same(&wanted)) {
+            self.expected.push(wanted);
+        }
+        let changed = self.writes.change(&wanted);
+        let mut copied = self.frames[self.current].copied.iter();
+        match copied.find(|c| c.is_same(&wanted)).filter(|_| !changed) {
+            Some(copy) => wanted = *copy,
+            None => {
+                self.begin()?;
+                self.download(vec![wanted], false)?;
+                self.submit()?;
+                self.finish(self.current)?;
+            }
+        }
+        self.frames[self.current].download.read(wanted.host, bytes);
+        Ok(())
+    }
+
+    /// Enqueues the launches of a step.
+    fn enqueue(&mut self, segments: &[usize]) -> Result<()> {
+        let (gpu, stream, order) = (self.gpu.clone(), self.stream.raw, self.order);
+        if self.profiling {
+            return self.enqueue_measured(segments);
+        }
+        if !self.graphs.contains_key(segments) {
+            if self.graphs.len() >= MAX_GRAPHS {
+                self.finish_all()?;
+                self.graphs.clear();
+            }
+            let phases = segments.iter().filter_map(|&s| self.segments.get(s)).flatten();
+            let launches: Vec<_> = phases.flatten().collect();
+            let graph = gpu.call("making a graph of a step", || {
+                Graph::new(&gpu, stream, &launches, order)
+            })?;
+            self.graphs.insert(segments.to_vec(), graph);
+        }
+        match self.graphs.get(segments) {
+            Some(graph) => gpu.call("launching a step", || graph.launch(stream)),
+            None => Ok(()),
+        }
+    }
+
+    /// The tag of a phase, for profiles.
+    fn tag(&self, phase: &Phase) -> Tag {
+        let dispatches: Vec<u32> = phase
+            .iter()
+            .flat_map(|launch| launch.dispatches.iter().copied())
+            .collect();
+        Tag::of(&dispatches, &self.titles)
+    }
+
+    /// Bytes of a fault report.
+    fn report_bytes(&self) -> usize {
+        report_bytes(self.reporters.len())
+    }
+}
+
+impl Executable for CudaExecutable {
+    fn write(&mut self, buffer: BufferRef, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.place(buffer, offset, bytes.len() as u64)?;
+        if self.gpu.is_lost() {
+            return Err(self.gpu.lose("it failed in an earlier call"));
+        }
+        if let Some(word) = self.scalars.word(buffer) {
+            word[offset as usize..][..bytes.len()].copy_from_slice(bytes);
+            self.scalars.changed = true;
+            return Ok(());
+        }
+        self.host_validated.write(buffer, offset, bytes);
+        if self.exposed.contains(&buffer) {
+            // Undoing a step must not undo this.
+            self.finish_all()?;
+        }
+        self.stage(buffer, offset, bytes)
+    }
+
+    fn read(&mut self, buffer: BufferRef, offset: u64, bytes: &mut [u8]) -> Result<()> {
+        self.place(buffer, offset, bytes.len() as u64)?;
+        if let Some(word) = self.scalars.word(buffer) {
+            bytes.copy_from_slice(&word[offset as usize..][..bytes.len()]);
+            return Ok(());
+        }
+        self.finish_all()?;
+        self.tell()?;
+        for (offset, piece) in (offset..).step_by(STAGED).zip(bytes.chunks_mut(STAGED)) {
+            self.read_piece(buffer, offset, piece)?;
+        }
+        Ok(())
+    }
+
+    fn device_buffer(&mut self, buffer: BufferRef) -> Result<Option<DeviceBuffer>> {
+        let place = self.place(buffer, 0, 0)?;
+        let is_scalar = self.scalars.buffers.contains(&buffer);
+        // What is restored after a fault, or looked at by the host, has to be written through it.
+        if is_scalar || self.host_validated.holds(buffer) || self.exposed.contains(&buffer) {
+            return Ok(None);
+        }
+        if !self.writes.copies.is_empty() {
+            self.begin()?;
+            self.submit()?;
+        }
+        Ok(Some(DeviceBuffer {
+            address: self.arena.address(place, 0),
+            bytes: place.bytes,
+            stream: Some(self.stream.raw as u64),
+        }))
+    }
+
+    fn run(&mut self, args: &StepArgs) -> Result<Ticket> {
+        for (buffer, bytes) in args.scalars {
+            // A scalar may have fewer bytes than a word.
+            let own = self.arena.place(buffer.index()).map_or(0, |place| place.bytes);
+            let len = own.min(bytes.len() as u64) as usize;
+            self.write(*buffer, 0, &bytes[..len])?;
+        }
+        self.finish(self.next())?;
+        self.tell()?;
+        self.host_validated.check(args.segments)?;
+        let first = self.report_bytes() as u64;
+        let expected = place_expected(self.expected.drain(..), first);
+        self.begin()?;
+        self.save()?;
+        self.enqueue(args.segments)?;
+        self.download(expected, true)?;
+        self.submit()
+    }
+
+    fn wait(&mut self, ticket: Ticket) -> Result<StepStats> {
+        for i in 1..=FRAMES {
+            let frame = (self.current + i) % FRAMES;
+            if self.frames[frame].ticket <= ticket {
+                self.finish(frame)?;
+            }
+        }
+        self.tell()?;
+        Ok(StepStats {
+            device_time: self.profile.spent_on(ticket),
+        })
+    }
+
+    fn set_profiling(&mut self, on: bool) {
+        self.profiling = on;
+    }
+
+    fn take_timings(&mut self) -> Vec<PassTiming> {
+        self.profile.take()
+    }
+
+    fn in_flight(&self) -> usize {
+        self.frames.iter().filter(|frame| frame.unread_report).count()
+    }
+
+    fn rolled_back(&self) -> u64 {
+        self.faults.rolled_back
+    }
+}
+
+impl Drop for CudaExecutable {
+    fn drop(&mut self) {
+        // Whatever the steps' outcome, nobody is there to be told.
+        let _ = self.finish_all();
+    }
+}

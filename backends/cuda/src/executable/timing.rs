@@ -1,0 +1,96 @@
+//! Steps whose launches are measured, by events of the device between them.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use meganeura_core::Result;
+use meganeura_core::backend::{PassTiming, Ticket, pass_label};
+
+use super::frame::Event;
+use crate::graph::Graph;
+
+/// A launch, or a phase of launches, as profiles name it.
+#[derive(Clone)]
+pub(super) struct Tag {
+    label: Arc<str>,
+    dispatches: Arc<[u32]>,
+}
+
+impl Tag {
+    /// Of dispatches with these titles.
+    pub(super) fn of(dispatches: &[u32], titles: &[String]) -> Self {
+        let titles = dispatches.iter().filter_map(|&dispatch| titles.get(dispatch as usize));
+        Tag {
+            label: pass_label(titles.map(String::as_str)).into(),
+            dispatches: dispatches.into(),
+        }
+    }
+}
+
+/// A step as a graph with an event before its first phase, and one behind each.
+pub(super) struct MeasuredGraph {
+    pub(super) graph: Graph,
+    pub(super) events: Vec<Event>,
+    pub(super) tags: Vec<Tag>,
+}
+
+/// A step that is measured.
+pub(super) struct Measured {
+    /// Segments and frame of its graph, which is not launched again before its times were read.
+    pub(super) graph: (Vec<usize>, usize),
+    pub(super) step: Ticket,
+    pub(super) submitted: Instant,
+}
+
+/// What was measured.
+#[derive(Default)]
+pub(super) struct Profile {
+    /// Steps that may not be complete.
+    pub(super) pending: Vec<Measured>,
+    passes: Vec<PassTiming>,
+    /// The last step, and the time of its launches.
+    spent: Option<(Ticket, Duration)>,
+}
+
+impl Profile {
+    /// Reads the times of the steps up to one, which are complete.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub(super) fn collect(&mut self, graphs: &HashMap<(Vec<usize>, usize), MeasuredGraph>, last: Ticket) -> Result<()> {
+        while let Some(first) = self.pending.first()
+            && first.step <= last
+        {
+            let measured = self.pending.remove(0);
+            let Some(graph) = graphs.get(&measured.graph) else {
+                continue;
+            };
+            let mut start = measured.submitted;
+            let mut sum = Duration::ZERO;
+            for (tag, pair) in graph.tags.iter().zip(graph.events.windows(2)) {
+                let duration = pair[0].until(&pair[1])?;
+                self.passes.push(PassTiming {
+                    label: tag.label.clone(),
+                    dispatches: tag.dispatches.clone(),
+                    submission: measured.step,
+                    start,
+                    duration,
+                });
+                start += duration;
+                sum += duration;
+            }
+            self.spent = Some((measured.step, sum));
+        }
+        Ok(())
+    }
+
+    pub(super) fn take(&mut self) -> Vec<PassTiming> {
+        std::mem::take(&mut self.passes)
+    }
+
+    /// Time of the launches of a step, if it was the last one that was measured.
+    pub(super) fn spent_on(&self, step: Ticket) -> Option<Duration> {
+        self.spent.filter(|(last, _)| *last == step).map(|(_, time)| time)
+    }
+}

@@ -1,0 +1,141 @@
+//! A device's context, which may be lost.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use cudarc::driver::{DriverError, result, sys};
+use meganeura_core::{Error, Result};
+use sys::CUresult;
+
+use crate::driver::{Properties, text};
+
+/// Name of the backend, in selectors and messages.
+pub(crate) const NAME: &str = "cuda";
+
+/// The primary context of a device, which other CUDA code of the process uses as well.
+pub(crate) struct Gpu {
+    device: sys::CUdevice,
+    context: sys::CUcontext,
+    lost: AtomicBool,
+}
+
+// SAFETY: contexts of CUDA belong to no thread: each call is made after the context was made that of its thread.
+unsafe impl Send for Gpu {}
+// SAFETY: as above; the driver locks what it has to.
+unsafe impl Sync for Gpu {}
+
+impl Gpu {
+    /// Takes a share in the primary context of a device.
+    ///
+    /// # Errors
+    /// The driver does not give it.
+    pub(crate) fn open(properties: &Properties) -> Result<Self> {
+        let device = properties.device;
+        // SAFETY: the device was listed by the driver. It is released when this is dropped.
+        let context = unsafe { result::primary_ctx::retain(device) };
+        let context =
+            context.map_err(|e| Error::backend(NAME, format!("{} cannot be opened: {}", properties.name, text(e))))?;
+        Ok(Gpu {
+            device,
+            context,
+            lost: AtomicBool::new(false),
+        })
+    }
+
+    /// Whether nothing can be done with the context any more.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Acquire)
+    }
+
+    /// Marks the context as lost, and says so.
+    pub(crate) fn lose(&self, why: &str) -> Error {
+        self.lost.store(true, Ordering::Release);
+        Error::backend(
+            NAME,
+            format!(
+                "{why}; the device is lost to this process, which CUDA does not let use it again: start the program anew"
+            ),
+        )
+    }
+
+    /// Calls the driver, with the context as that of this thread.
+    ///
+    /// # Errors
+    /// What the driver says, or that an earlier call lost the device. An error of the device's own, such as an illegal address in a
+    /// kernel, is told by the next call, whatever that is, and loses the device.
+    pub(crate) fn call<T>(&self, doing: &str, work: impl FnOnce() -> Result<T, DriverError>) -> Result<T> {
+        self.attempt(work).map_err(|error| match error {
+            None => self.lose("it failed in an earlier call"),
+            Some(error) if is_sticky(error) => self.lose(&format!("{doing}: {}", text(error))),
+            Some(error) => Error::backend(NAME, format!("{doing}: {}", text(error))),
+        })
+    }
+
+    /// The same with the driver's error; `None` where the device is lost already.
+    pub(crate) fn attempt<T>(&self, work: impl FnOnce() -> Result<T, DriverError>) -> Result<T, Option<DriverError>> {
+        if self.is_lost() {
+            return Err(None);
+        }
+        // SAFETY: the context is there as long as this.
+        unsafe { result::ctx::set_current(self.context) }.map_err(Some)?;
+        work().map_err(Some)
+    }
+
+    /// Does something with the context as that of this thread, as libraries want it.
+    ///
+    /// # Errors
+    /// A lost device, and what it fails with itself.
+    pub(crate) fn within<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.call("entering the context", || Ok(()))?;
+        work()
+    }
+
+    /// Frees something, unless the device is lost, which then goes with all that it has.
+    pub(crate) fn free(&self, work: impl FnOnce() -> Result<(), DriverError>) {
+        if let Err(Some(error)) = self.attempt(work) {
+            log::debug!("{NAME}: freeing fails: {}", text(error));
+        }
+    }
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        // SAFETY: the share was taken when this was opened, and nothing that was made with it is left.
+        let _ = unsafe { result::primary_ctx::release(self.device) };
+    }
+}
+
+/// Whether every call after this error fails as well, as CUDA's documentation says of it.
+fn is_sticky(DriverError(error): DriverError) -> bool {
+    matches!(
+        error,
+        CUresult::CUDA_ERROR_ILLEGAL_ADDRESS
+            | CUresult::CUDA_ERROR_LAUNCH_TIMEOUT
+            | CUresult::CUDA_ERROR_ASSERT
+            | CUresult::CUDA_ERROR_HARDWARE_STACK_ERROR
+            | CUresult::CUDA_ERROR_ILLEGAL_INSTRUCTION
+            | CUresult::CUDA_ERROR_MISALIGNED_ADDRESS
+            | CUresult::CUDA_ERROR_INVALID_ADDRESS_SPACE
+            | CUresult::CUDA_ERROR_INVALID_PC
+            | CUresult::CUDA_ERROR_LAUNCH_FAILED
+            | CUresult::CUDA_ERROR_EXTERNAL_DEVICE
+            | CUresult::CUDA_ERROR_ECC_UNCORRECTABLE
+            | CUresult::CUDA_ERROR_NVLINK_UNCORRECTABLE
+            | CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED
+            | CUresult::CUDA_ERROR_DEINITIALIZED
+            | CUresult::CUDA_ERROR_UNKNOWN
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_of_kernels_lose_the_device_and_others_do_not() {
+        assert!(is_sticky(DriverError(CUresult::CUDA_ERROR_ILLEGAL_ADDRESS)));
+        assert!(is_sticky(DriverError(CUresult::CUDA_ERROR_LAUNCH_FAILED)));
+        assert!(!is_sticky(DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY)));
+        assert!(!is_sticky(DriverError(CUresult::CUDA_ERROR_INVALID_IMAGE)));
+        assert!(!is_sticky(DriverError(CUresult::CUDA_ERROR_NOT_READY)));
+    }
+}

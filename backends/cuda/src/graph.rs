@@ -1,0 +1,313 @@
+//! A step as a CUDA graph: its launches with the order that their memory requires, and no other.
+
+use std::sync::Arc;
+
+use cudarc::driver::{DriverError, result, sys};
+
+use crate::executable::Event;
+use crate::gpu::Gpu;
+use crate::program::{KernelCall, MatmulCall, Phase, Ready, Work};
+
+/// The port of a kernel that fires when all of its blocks have asked for their dependents to be launched, or have ended.
+const PROGRAMMATIC_PORT: u8 = 1;
+
+/// How launches of a step are ordered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Order {
+    /// Whether launches may begin before the one that they depend on has ended.
+    pub(crate) programmatic: bool,
+    /// Whether each waits for the one in front of it, instead of those whose memory it needs.
+    pub(crate) chain: bool,
+}
+
+/// A graph that the driver has made ready to be launched.
+pub(crate) struct Graph {
+    gpu: Arc<Gpu>,
+    executable: sys::CUgraphExec,
+}
+
+// SAFETY: graphs of CUDA belong to their context and to no thread; this one is launched through exclusive references only.
+unsafe impl Send for Graph {}
+
+impl Graph {
+    /// The graph of some launches in their order. With `programmatic`, a launch begins before the one in front of it has ended, and
+    /// waits in its code, as every kernel does. That holds for chains alone, of launches that depend on one other and on which one
+    /// other depends: of forks an H100 with driver 580 lost count (Xid 13, DEPENDENCE_COUNTER_UNDERFLOW).
+    ///
+    /// # Errors
+    /// The driver's.
+    pub(crate) fn new(
+        gpu: &Arc<Gpu>,
+        stream: sys::CUstream,
+        launches: &[&Ready],
+        Order { programmatic, chain }: Order,
+    ) -> Result<Self, DriverError> {
+        let launches: Vec<&Ready> = launches.iter().copied().filter(|launch| !is_empty(launch)).collect();
+        let accesses: Vec<&[_]> = launches.iter().map(|launch| &launch.accesses[..]).collect();
+        let dependencies = dependencies(accesses.len(), |earlier, later| {
+            let conflict = |own| {
+                accesses[earlier]
+                    .iter()
+                    .any(|other: &crate::program::Access| other.conflicts(own))
+            };
+            match chain {
+                true => earlier + 1 == later,
+                false => accesses[later].iter().any(conflict),
+            }
+        });
+        let mut followers = vec![0_usize; launches.len()];
+        dependencies
+            .iter()
+            .flatten()
+            .for_each(|&earlier| followers[earlier] += 1);
+        let template = Template::new()?;
+        let mut nodes: Vec<sys::CUgraphNode> = Vec::with_capacity(launches.len());
+        for (launch, before) in launches.iter().zip(&dependencies) {
+            let node = template.add_work(gpu, launch)?;
+            for &earlier in before {
+                let both_kernels = is_kernel(launch) && is_kernel(launches[earlier]);
+                let is_chain = before.len() == 1 && followers[earlier] == 1;
+                template.order(nodes[earlier], node, programmatic && both_kernels && is_chain)?;
+            }
+            nodes.push(node);
+        }
+        template.instantiate(gpu, stream)
+    }
+
+    /// The graph of launches in phases, each of which waits for the one before, with an event in front and one behind each.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub(crate) fn measured(
+        gpu: &Arc<Gpu>,
+        stream: sys::CUstream,
+        phases: &[&Phase],
+        events: &[Event],
+    ) -> Result<Self, DriverError> {
+        let template = Template::new()?;
+        let mut before = template.add_event(&events[0], &[])?;
+        for (phase, event) in phases.iter().zip(&events[1..]) {
+            let mut own = Vec::with_capacity(phase.len());
+            for launch in phase.iter().filter(|launch| !is_empty(launch)) {
+                let node = template.add_work(gpu, launch)?;
+                template.order(before, node, false)?;
+                own.push(node);
+            }
+            if own.is_empty() {
+                own.push(before);
+            }
+            before = template.add_event(event, &own)?;
+        }
+        template.instantiate(gpu, stream)
+    }
+
+    /// Enqueues its launches.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub(crate) fn launch(&self, stream: sys::CUstream) -> Result<(), DriverError> {
+        // SAFETY: both are there, and what the launches use lives as long as the executable that owns this.
+        unsafe { result::graph::launch(self.executable, stream) }
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        // SAFETY: it was made by the driver, which keeps what is still running.
+        self.gpu
+            .free(|| unsafe { result::graph::exec_destroy(self.executable) });
+    }
+}
+
+/// A graph as it is made; what is launched is another.
+struct Template(sys::CUgraph);
+
+impl Drop for Template {
+    fn drop(&mut self) {
+        // SAFETY: it was made by the driver.
+        let _ = unsafe { result::graph::destroy(self.0) };
+    }
+}
+
+impl Template {
+    /// A graph of nothing.
+    fn new() -> Result<Self, DriverError> {
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: it is a place for a graph.
+        unsafe { sys::cuGraphCreate(&mut raw, 0) }.result()?;
+        Ok(Template(raw))
+    }
+
+    /// Makes it ready to be launched.
+    fn instantiate(&self, gpu: &Arc<Gpu>, stream: sys::CUstream) -> Result<Graph, DriverError> {
+        let mut executable = std::ptr::null_mut();
+        // SAFETY: the graph is complete, and `executable` is a place for one.
+        unsafe { sys::cuGraphInstantiateWithFlags(&mut executable, self.0, 0) }.result()?;
+        let graph = Graph {
+            gpu: gpu.clone(),
+            executable,
+        };
+        // So that the first launch is like any other.
+        // SAFETY: both are there.
+        unsafe { result::graph::upload(graph.executable, stream) }?;
+        Ok(graph)
+    }
+
+    /// Adds the record of an event behind some nodes.
+    fn add_event(&self, event: &Event, before: &[sys::CUgraphNode]) -> Result<sys::CUgraphNode, DriverError> {
+        let mut node = std::ptr::null_mut();
+        // SAFETY: the nodes are of this graph, and the event lives as long as the graph.
+        let added =
+            unsafe { sys::cuGraphAddEventRecordNode(&mut node, self.0, before.as_ptr(), before.len(), event.raw()) };
+        added.result()?;
+        Ok(node)
+    }
+
+    /// Adds a launch that depends on nothing yet.
+    fn add_work(&self, gpu: &Arc<Gpu>, launch: &Ready) -> Result<sys::CUgraphNode, DriverError> {
+        match &launch.work {
+            Work::Kernel(kernel) => self.add(kernel),
+            Work::Matmul(matmul) => self.add_captured(gpu, matmul),
+        }
+    }
+
+    /// Adds a launch that depends on nothing yet.
+    fn add(&self, launch: &KernelCall) -> Result<sys::CUgraphNode, DriverError> {
+        let ([x, y, z], [tx, ty, tz]) = launch.shape();
+        let mut parameters = launch.parameters();
+        let kernel = sys::CUDA_KERNEL_NODE_PARAMS {
+            func: launch.function(),
+            gridDimX: x,
+            gridDimY: y,
+            gridDimZ: z,
+            blockDimX: tx,
+            blockDimY: ty,
+            blockDimZ: tz,
+            sharedMemBytes: 0,
+            kernelParams: parameters.as_mut_ptr(),
+            extra: std::ptr::null_mut(),
+            kern: std::ptr::null_mut(),
+            ctx: std::ptr::null_mut(),
+        };
+        let mut node = std::ptr::null_mut();
+        // SAFETY: the kernel has as many parameters, which the driver copies; there are no dependencies.
+        unsafe { sys::cuGraphAddKernelNode_v2(&mut node, self.0, std::ptr::null(), 0, &kernel) }.result()?;
+        Ok(node)
+    }
+
+    /// Adds what a library enqueues, which depends on nothing yet.
+    fn add_captured(&self, gpu: &Arc<Gpu>, matmul: &MatmulCall) -> Result<sys::CUgraphNode, DriverError> {
+        let stream = result::stream::create(result::stream::StreamKind::NonBlocking)?;
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: the stream was made above; what is enqueued meanwhile is the library's.
+        let captured = unsafe { result::stream::begin_capture(stream, mode) }.and_then(|()| {
+            let launched = matmul.launch(stream);
+            // SAFETY: as above. It ends in any case.
+            let ended = unsafe { result::stream::end_capture(stream) };
+            launched.and(ended)
+        });
+        // SAFETY: as above, and nothing is enqueued in it.
+        gpu.free(|| unsafe { result::stream::destroy(stream) });
+        let child = Template(captured?);
+        let mut node = std::ptr::null_mut();
+        // SAFETY: both graphs are there; the child is copied.
+        unsafe { sys::cuGraphAddChildGraphNode(&mut node, self.0, std::ptr::null(), 0, child.0) }.result()?;
+        Ok(node)
+    }
+
+    /// Has a launch wait for an earlier one.
+    fn order(&self, earlier: sys::CUgraphNode, later: sys::CUgraphNode, programmatic: bool) -> Result<(), DriverError> {
+        if !programmatic {
+            // SAFETY: both nodes are of this graph.
+            return unsafe { sys::cuGraphAddDependencies(self.0, &earlier, &later, 1) }.result();
+        }
+        let edge = sys::CUgraphEdgeData {
+            from_port: PROGRAMMATIC_PORT,
+            to_port: 0,
+            type_: sys::CUgraphDependencyType::CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC as u8,
+            reserved: [0; 5],
+        };
+        // SAFETY: as above; the driver has this function, by its version.
+        unsafe { sys::cuGraphAddDependencies_v2(self.0, &earlier, &later, &edge, 1) }.result()
+    }
+}
+
+fn is_kernel(launch: &Ready) -> bool {
+    matches!(launch.work, Work::Kernel(_))
+}
+
+/// Whether a launch has no blocks: a call of no elements has none, which CUDA does not launch.
+fn is_empty(launch: &Ready) -> bool {
+    match &launch.work {
+        Work::Kernel(kernel) => kernel.is_empty(),
+        Work::Matmul(_) => false,
+    }
+}
+
+/// For each of `count` launches the earlier ones that it has to wait for: those with which it `conflicts` and that no other one
+/// waits for on its behalf.
+fn dependencies(count: usize, conflicts: impl Fn(usize, usize) -> bool) -> Vec<Vec<usize>> {
+    // What each launch waits for, directly or not, as bits.
+    let words = count.div_ceil(64);
+    let mut reached: Vec<Vec<u64>> = Vec::with_capacity(count);
+    let mut all = Vec::with_capacity(count);
+    for later in 0..count {
+        let (mut own, mut direct) = (vec![0_u64; words], Vec::new());
+        for earlier in (0..later).rev() {
+            let is_reached = own[earlier / 64] >> (earlier % 64) & 1 == 1;
+            if !is_reached && conflicts(earlier, later) {
+                direct.push(earlier);
+                own[earlier / 64] |= 1 << (earlier % 64);
+                for (word, other) in own.iter_mut().zip(&reached[earlier]) {
+                    *word |= other;
+                }
+            }
+        }
+        reached.push(own);
+        all.push(direct);
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::program::Access;
+
+    #[test]
+    fn launches_wait_for_those_that_nobody_waits_for_on_their_behalf() {
+        let access = |start: u64, writes| Access {
+            slab: 0,
+            bytes: start..start + 8,
+            writes,
+        };
+        // 0 writes a, 1 writes b, 2 reads a and writes c, 3 reads b and c and writes d, 4 writes a, 5 reads e.
+        let launches = [
+            vec![access(0, true)],
+            vec![access(8, true)],
+            vec![access(0, false), access(16, true)],
+            vec![access(8, false), access(16, false), access(24, true)],
+            vec![access(4, true)],
+            vec![access(32, false)],
+        ];
+        let found = dependencies(launches.len(), |earlier, later| {
+            launches[later]
+                .iter()
+                .any(|own| launches[earlier].iter().any(|other| other.conflicts(own)))
+        });
+        let expected: [&[usize]; 6] = [&[], &[], &[0], &[2, 1], &[3], &[]];
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn other_allocations_and_two_readers_do_not_conflict() {
+        let access = |slab, writes| Access {
+            slab,
+            bytes: 0..8,
+            writes,
+        };
+        assert!(access(0, true).conflicts(&access(0, false)));
+        assert!(!access(0, true).conflicts(&access(1, true)));
+        assert!(!access(0, false).conflicts(&access(0, false)));
+    }
+}

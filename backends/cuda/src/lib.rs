@@ -1,0 +1,56 @@
+//! The CUDA backend: plans on NVIDIA's GPUs. Kernels are those of the crate `meganeura-shaders`, written as CUDA C++ from their
+//! WGSL and compiled by NVRTC for the card; a step is a CUDA graph. The driver and NVRTC are loaded when they are needed: nothing of
+//! CUDA has to be there to build.
+//!
+//! The writer can be used alone, without a GPU:
+//!
+//! ```
+//! use meganeura_cuda::{Options, read, write};
+//!
+//! let wgsl = "
+//!     var<storage, read> a: array<f32>;
+//!     var<storage, read_write> b: array<f32>;
+//!     @compute @workgroup_size(64)
+//!     fn main(@builtin(global_invocation_id) id: vec3<u32>) { b[id.x] = 2.0 * a[id.x]; }";
+//! let (module, info) = read(wgsl).expect("valid WGSL");
+//! let written = write(&module, &info, "main", &Options::default()).expect("CUDA has all of it");
+//! assert_eq!(written.threads, [64, 1, 1]);
+//! assert!(written.source.contains("extern \"C\" __global__"));
+//! ```
+
+mod backend;
+mod cubins;
+mod cublaslt;
+mod device;
+pub mod dlpack;
+mod driver;
+mod executable;
+mod gpu;
+mod graph;
+mod handle;
+mod kernels;
+mod library;
+mod memory;
+mod merging;
+mod nvrtc;
+mod program;
+mod settings;
+mod wgsl;
+mod writer;
+
+use std::sync::Arc;
+
+pub use backend::CudaBackend;
+pub use device::CudaDevice;
+pub use nvrtc::{NVRTC_OPTIONS, Nvrtc};
+pub use wgsl::read;
+pub use writer::{Binding, Bounds, Call, Merged, Options, WriteError, Written, write, write_merged};
+
+meganeura_core::register_plugin!(meganeura_core::registry::PluginManifest {
+    name: env!("CARGO_PKG_NAME"),
+    version: env!("CARGO_PKG_VERSION"),
+    backends: &["cuda"],
+    ops: &[],
+    rule_sets: &[],
+});
+meganeura_core::register_backend!(|| Arc::new(CudaBackend));

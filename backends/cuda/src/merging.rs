@@ -1,0 +1,220 @@
+//! Which launches of a phase become one kernel: a launch costs about a microsecond, in which a small kernel is done.
+
+use std::collections::HashMap;
+
+use meganeura_shaders::{Binding, Launch};
+use naga::AddressSpace;
+
+use crate::program::Numbered;
+use crate::wgsl::read;
+
+/// Most launches of a kernel.
+const MAX_LAUNCHES: usize = 32;
+/// Bytes of parameters that every driver takes, less some for what is not counted.
+const MAX_PARAMETER_BYTES: usize = 3_800;
+/// Bytes of workgroup memory of a kernel.
+const MAX_SHARED: u32 = 48 * 1024;
+/// Blocks on a multiprocessor up to which launches of different code become one: a kernel has as many registers as its largest part
+/// needs, so that fewer blocks of the others are on a multiprocessor at a time.
+const SMALL: u32 = 4;
+
+/// What has to be known of a module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Facts {
+    threads: [u32; 3],
+    shared_bytes: u32,
+}
+
+/// Launches that become one kernel.
+struct Batch<'a> {
+    launches: Vec<Numbered<'a>>,
+    facts: Facts,
+    /// Bytes of workgroup memory of the different modules.
+    shared_bytes: u32,
+    blocks: u64,
+    parameter_bytes: usize,
+    /// Whether all are of one module.
+    is_same: bool,
+}
+
+/// Decides for the phases of a plan.
+pub(crate) struct Merging {
+    /// Blocks of launches of different modules that become one kernel.
+    most_blocks: u64,
+    /// Of modules; `None` for those that cannot be parts.
+    known: HashMap<String, Option<Facts>>,
+}
+
+impl Merging {
+    /// For a device of so many multiprocessors.
+    pub(crate) fn new(multiprocessors: u32) -> Self {
+        Merging {
+            most_blocks: u64::from(SMALL * multiprocessors),
+            known: HashMap::new(),
+        }
+    }
+
+    /// The launches of a phase, those that become one kernel together.
+    pub(crate) fn batches<'a>(&mut self, phase: Vec<Numbered<'a>>) -> Vec<Vec<Numbered<'a>>> {
+        if phase.len() == 1 {
+            return vec![phase];
+        }
+        let (mut open, mut alone): (Vec<Batch>, Vec<Vec<Numbered>>) = (Vec::new(), Vec::new());
+        for (number, launch) in phase {
+            let Some(facts) = self.facts(launch) else {
+                alone.push(vec![(number, launch)]);
+                continue;
+            };
+            let one = Batch::of((number, launch), facts);
+            match open.iter_mut().find(|batch| batch.takes(&one, self.most_blocks)) {
+                Some(batch) => batch.add(one),
+                None => open.push(one),
+            }
+        }
+        open.into_iter().map(|batch| batch.launches).chain(alone).collect()
+    }
+
+    /// What is known of the module of a launch, if it can be a part.
+    fn facts(&mut self, launch: &Launch) -> Option<Facts> {
+        if launch.library.is_some() || launch.is_custom() || launch.groups.contains(&0) {
+            return None;
+        }
+        if let Some(known) = self.known.get(&launch.source) {
+            return *known;
+        }
+        let facts = facts(&launch.source);
+        self.known.insert(launch.source.clone(), facts);
+        facts
+    }
+}
+
+fn facts(source: &str) -> Option<Facts> {
+    let (module, _) = read(source).ok()?;
+    let entry = module.entry_points.first()?;
+    let shared = module
+        .global_variables
+        .iter()
+        .filter(|(_, v)| v.space == AddressSpace::WorkGroup);
+    let bytes = shared.map(|(_, variable)| {
+        let size = module.types[variable.ty].inner.size(module.to_ctx());
+        size.next_multiple_of(32)
+    });
+    Some(Facts {
+        threads: entry.workgroup_size,
+        shared_bytes: bytes.sum(),
+    })
+}
+
+impl<'a> Batch<'a> {
+    fn of(launch: Numbered<'a>, facts: Facts) -> Self {
+        // A pointer for each, and a length for few.
+        let bytes = |binding: &Binding| match binding {
+            Binding::Custom(_) => 16,
+            _ => 8,
+        };
+        Batch {
+            facts,
+            shared_bytes: facts.shared_bytes,
+            blocks: launch.1.groups.iter().map(|&n| u64::from(n)).product(),
+            parameter_bytes: launch.1.bindings.iter().map(bytes).sum(),
+            is_same: true,
+            launches: vec![launch],
+        }
+    }
+
+    /// Whether another one becomes part of it.
+    fn takes(&self, other: &Batch, most_blocks: u64) -> bool {
+        let is_same = self.is_same && self.launches[0].1.source == other.launches[0].1.source;
+        let blocks = self.blocks + other.blocks;
+        self.facts.threads == other.facts.threads
+            && self.launches.len() < MAX_LAUNCHES
+            && self.parameter_bytes + other.parameter_bytes <= MAX_PARAMETER_BYTES
+            && (self.has(other) || self.shared_bytes + other.shared_bytes <= MAX_SHARED)
+            && blocks <= u64::from(i32::MAX as u32)
+            && (is_same || blocks <= most_blocks)
+    }
+
+    /// Whether the module of another one is among its own.
+    fn has(&self, other: &Batch) -> bool {
+        self.launches
+            .iter()
+            .any(|(_, launch)| launch.source == other.launches[0].1.source)
+    }
+
+    fn add(&mut self, other: Batch<'a>) {
+        let has = self.has(&other);
+        self.is_same &= self.launches[0].1.source == other.launches[0].1.source;
+        if !has {
+            self.shared_bytes += other.shared_bytes;
+        }
+        self.blocks += other.blocks;
+        self.parameter_bytes += other.parameter_bytes;
+        self.launches.extend(other.launches);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn launch(source: &str, groups: u32, bindings: usize) -> Launch {
+        Launch {
+            kernel: "pointwise",
+            source: source.to_owned(),
+            bindings: vec![Binding::Scalars; bindings],
+            names: vec!["b0"; bindings],
+            tables: Vec::new(),
+            groups: [groups, 1, 1],
+            coop: false,
+            library: None,
+            schedule: None,
+            chosen: None,
+        }
+    }
+
+    fn module(threads: u32, shared: u32, value: u32) -> String {
+        format!(
+            "var<storage, read_write> b0: array<u32>;\nvar<workgroup> w: array<u32, {shared}>;\n\
+             @compute @workgroup_size({threads})\n\
+             fn main(@builtin(local_invocation_index) i: u32) {{ w[i] = i; b0[i] = w[0] + {value}u; }}"
+        )
+    }
+
+    #[test]
+    fn small_launches_of_blocks_of_one_size_become_one_kernel() {
+        let (a, b, c) = (module(64, 8, 1), module(64, 8, 2), module(128, 8, 3));
+        let launches = [
+            launch(&a, 10, 2),
+            launch(&b, 10, 2),
+            launch(&c, 10, 2),
+            launch(&a, 10, 2),
+            launch(&a, 1000, 2),
+            launch(&b, 0, 2),
+        ];
+        let phase: Vec<Numbered> = launches.iter().enumerate().collect();
+        let numbers = |batches: Vec<Vec<Numbered>>| -> Vec<Vec<usize>> {
+            let numbers = batches
+                .iter()
+                .map(|batch| batch.iter().map(|(number, _)| *number).collect());
+            numbers.collect()
+        };
+        // The large one is alone: the others are of two modules. The one of no blocks is not launched.
+        let found = numbers(Merging::new(10).batches(phase));
+        assert_eq!(found, [vec![0, 1, 3], vec![2], vec![4], vec![5]]);
+        // Equal code may be as large as it likes, in kernels of so many parts.
+        let many: Vec<Launch> = (0..70).map(|_| launch(&a, 100, 3)).collect();
+        let found = numbers(Merging::new(10).batches(many.iter().enumerate().collect()));
+        assert_eq!(found.iter().map(Vec::len).collect::<Vec<_>>(), [32, 32, 6]);
+    }
+
+    #[test]
+    fn parts_have_room_for_their_memory_and_parameters() {
+        let (a, b) = (module(64, 6_000, 1), module(64, 7_000, 2));
+        let launches = [launch(&a, 1, 2), launch(&b, 1, 2), launch(&a, 1, 2)];
+        let found = Merging::new(10).batches(launches.iter().enumerate().collect());
+        assert_eq!(found.iter().map(Vec::len).collect::<Vec<_>>(), [2, 1]);
+        let wide = [launch(&a, 1, 300), launch(&a, 1, 300)];
+        let found = Merging::new(10).batches(wide.iter().enumerate().collect());
+        assert_eq!(found.len(), 2);
+    }
+}

@@ -1,0 +1,17 @@
+//! Tests that need an NVIDIA GPU, its driver and NVRTC. Those of a GPU backend in general are the same as those of `backends/blade`.
+
+#[path = "../../../blade/tests/it/attention_kernels.rs"]
+mod attention_kernels;
+#[path = "../../../blade/tests/common/case.rs"]
+mod case;
+mod common;
+#[path = "../../../blade/tests/it/conformance.rs"]
+mod conformance;
+#[path = "../../../blade/tests/it/faults.rs"]
+mod faults;
+#[path = "../../../blade/tests/it/kernels.rs"]
+mod kernels;
+#[path = "../../../blade/tests/it/quantized.rs"]
+mod quantized;
+#[path = "../../../blade/tests/it/sessions.rs"]
+mod sessions;
