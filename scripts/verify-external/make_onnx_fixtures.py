@@ -71,6 +71,88 @@ def sequence(random):
     return model("sequence", nodes, inputs, outputs, initializers), feeds
 
 
+def recurrent(random):
+    """All recurrent layers with lengths that only a run knows; an RNN with ReLU goes backwards."""
+    sizes = {"gru": 3, "lstm": 4, "rnn": 1}
+    initializers = []
+    for name, blocks in sizes.items():
+        shapes = {"w": (1, 5 * blocks, 3), "r": (1, 5 * blocks, 5), "b": (1, 10 * blocks), "h": (1, 2, 5)}
+        initializers += weights(random, **{f"{name}.{part}": shape for part, shape in shapes.items()})
+    operands = lambda name: ["x", f"{name}.w", f"{name}.r", f"{name}.b", "lengths", f"{name}.h"]
+    nodes = [
+        helper.make_node("GRU", operands("gru"), ["gru_y", "gru_h"], "gru", hidden_size=5, linear_before_reset=1),
+        helper.make_node("LSTM", operands("lstm"), ["lstm_y", "lstm_h", "lstm_c"], "lstm", hidden_size=5),
+        helper.make_node("RNN", operands("rnn"), ["rnn_y", "rnn_h"], "rnn", hidden_size=5, direction="reverse", activations=["Relu"]),
+    ]
+    inputs = [helper.make_tensor_value_info("x", FLOAT, ["rounds", 2, 3]), helper.make_tensor_value_info("lengths", TensorProto.INT32, [2])]
+    outputs = [helper.make_tensor_value_info(f"{name}_y", FLOAT, ["rounds", 1, 2, 5]) for name in sizes]
+    outputs += [helper.make_tensor_value_info(name, FLOAT, [1, 2, 5]) for name in ("gru_h", "lstm_h", "lstm_c", "rnn_h")]
+    feeds = {"x": random.standard_normal((6, 2, 3)).astype(numpy.float32), "lengths": numpy.array([6, 4], numpy.int32)}
+    return model("recurrent", nodes, inputs, outputs, initializers), feeds
+
+
+def quantized_lstm(random):
+    """An LSTM in both directions whose weights have 8 bits, with a scale for each direction."""
+    initializers = []
+    for name, rows in (("w", 6), ("r", 8)):
+        values = random.integers(0, 256, (2, rows, 32)).astype(numpy.uint8)
+        initializers += [
+            numpy_helper.from_array(values, name),
+            numpy_helper.from_array(numpy.array([0.004, 0.003], numpy.float32), f"{name}_scale"),
+            numpy_helper.from_array(numpy.array([128, 120], numpy.uint8), f"{name}_zero"),
+        ]
+    initializers += weights(random, b=(2, 64))
+    operands = ["x", "w", "r", "b", "", "", "", "", "w_scale", "w_zero", "r_scale", "r_zero"]
+    nodes = [
+        helper.make_node(
+            "DynamicQuantizeLSTM", operands, ["y", "h", "c"], "lstm", domain="com.microsoft", hidden_size=8, direction="bidirectional"
+        )
+    ]
+    inputs = [helper.make_tensor_value_info("x", FLOAT, ["rounds", 2, 6])]
+    outputs = [helper.make_tensor_value_info("y", FLOAT, ["rounds", 2, 2, 8])]
+    outputs += [helper.make_tensor_value_info(name, FLOAT, [2, 2, 8]) for name in ("h", "c")]
+    feeds = {"x": random.standard_normal((5, 2, 6)).astype(numpy.float32)}
+    imports = [helper.make_opsetid("com.microsoft", 1)]
+    return model("quantized_lstm", nodes, inputs, outputs, initializers, imports=imports), feeds
+
+
+def quantized_ops(random):
+    """Operators of ONNX Runtime's quantised form beside convolutions and products, in a small classifier."""
+    number = lambda value, kind: numpy_helper.from_array(numpy.array(value, kind), f"{kind.__name__}_{value}")
+    scales = {value: number(value, numpy.float32) for value in (0.02, 0.03, 0.004, 0.01)}
+    zeros = {value: number(value, numpy.uint8) for value in (0, 60, 120)}
+    initializers = [*scales.values(), *zeros.values()]
+    how = lambda scale, zero: [scales[scale].name, zeros[zero].name]
+    initializers += [
+        numpy_helper.from_array(random.integers(-128, 128, (3, 8)).astype(numpy.int8), "w"),
+        numpy_helper.from_array(numpy.array([0.01, 0.02, 0.015], numpy.float32), "w_scale"),
+        numpy_helper.from_array(numpy.zeros(3, numpy.int8), "w_zero"),
+        numpy_helper.from_array(numpy.array([900, -400, 100], numpy.int32), "b"),
+        numpy_helper.from_array(random.integers(0, 2, (4, 5, 5)).astype(bool), "condition"),
+    ]
+    node = lambda op, inputs, output, **attributes: helper.make_node(op, inputs, [output], output, domain="com.microsoft", **attributes)
+    q, opened, leaky = ["q", *how(0.03, 120)], ["opened", *how(0.004, 0)], ["leaky", *how(0.02, 60)]
+    pooled, logits = ["pooled", *how(0.01, 60)], ["logits", *how(0.03, 120)]
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", *q[1:]], ["q"], "quantize"),
+        node("QLinearSigmoid", [*q, *opened[1:]], "opened"),
+        node("QLinearLeakyRelu", [*q, *leaky[1:]], "leaky", alpha=0.1),
+        node("QLinearWhere", ["condition", *opened, *leaky, *how(0.02, 60)], "chosen"),
+        node("QLinearConcat", [*how(0.02, 60), *opened, *leaky], "joined", axis=1),
+        node("QLinearGlobalAveragePool", ["joined", *how(0.02, 60), *pooled[1:]], "averaged"),
+        helper.make_node("Flatten", ["averaged"], ["pooled"], "flatten"),
+        node("QGemm", [*pooled, "w", "w_scale", "w_zero", "b", *logits[1:]], "logits", transB=1),
+        node("QGemm", [*pooled, "w", "w_scale", "w_zero", "b"], "floats", transB=1, alpha=0.5),
+        node("QLinearSoftmax", [*logits, *how(0.004, 0)], "probabilities", axis=1, opset=13),
+    ]
+    inputs = [helper.make_tensor_value_info("x", FLOAT, ["batch", 4, 5, 5])]
+    outputs = [helper.make_tensor_value_info("chosen", TensorProto.UINT8, ["batch", 4, 5, 5])]
+    outputs += [helper.make_tensor_value_info(name, kind, ["batch", 3]) for name, kind in (("floats", FLOAT), ("probabilities", TensorProto.UINT8))]
+    feeds = {"x": random.standard_normal((2, 4, 5, 5)).astype(numpy.float32)}
+    imports = [helper.make_opsetid("com.microsoft", 1)]
+    return model("quantized_ops", nodes, inputs, outputs, initializers, imports=imports), feeds
+
+
 def function(random):
     """A function of the model with an attribute, and a branch that a constant chooses."""
     body = [
@@ -143,7 +225,7 @@ def main():
     if len(sys.argv) != 2:
         sys.exit(__doc__)
     root = pathlib.Path(sys.argv[1])
-    for make in (convnet, sequence, function, decoder):
+    for make in (convnet, sequence, recurrent, quantized_lstm, quantized_ops, function, decoder):
         made, feeds = make(numpy.random.default_rng(7))
         if made.opset_import[-1].domain != "com.microsoft":
             onnx.checker.check_model(made)

@@ -38,7 +38,8 @@ def cases(arguments):
     """Models with the folder of their inputs and results, and the accepted difference."""
     if arguments.fixtures:
         for model in sorted(arguments.folder.glob("*/model.onnx")):
-            yield model, model.parent, 1e-4
+            # The export has quantised layers in floats, and ONNX Runtime rounds their inputs and states to 8 bits.
+            yield model, model.parent, 1e-2 if model.parent.name.startswith("quantized") else 1e-4
         return
     for model in sorted(arguments.folder.glob("models/*/*.onnx")):
         reference = arguments.folder / "references" / model.parent.name / model.stem
@@ -76,12 +77,14 @@ def main():
                 continue
             onnx.checker.check_model(str(out))
             found = run(out, inputs)
-        apart = 0.0
+        differences = [0.0]
         for a, b in zip(found, wanted):
             scale = max(float(numpy.max(numpy.abs(b))), 1e-300)
-            apart = max(apart, float(numpy.max(numpy.abs(a.astype(numpy.float64) - b))) / scale)
+            differences.append(float(numpy.max(numpy.abs(a.astype(numpy.float64) - b))) / scale)
+        # Unlike Python's maximum, NumPy's is NaN if one of them is.
+        apart = float(numpy.max(differences))
         print(f"{name}: {apart:.1e} apart")
-        if apart > tolerance:
+        if not apart <= tolerance:
             failed.append(name)
     if failed:
         sys.exit(f"{len(failed)} of the models failed: {', '.join(failed)}")

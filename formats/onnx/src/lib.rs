@@ -4,11 +4,12 @@
 //! graph of it, whose weights are parameters with the names of the file, and a [`Runner`] runs it:
 //!
 //! ```no_run
-//! use meganeura_onnx::{Dims, Model, Runner, RunnerOptions, Tensor};
+//! use meganeura_compiler::Builder;
+//! use meganeura_onnx::{Dims, Model, Runner, Tensor};
 //!
 //! # fn main() -> meganeura_onnx::Result<()> {
 //! let model = Model::open("classifier.onnx")?;
-//! let mut runner = Runner::new(&model, &Dims::new().bind("batch", 1), &RunnerOptions::default())?;
+//! let mut runner = Runner::new(&model, &Dims::new().bind("batch", 1), &Builder::new())?;
 //! let image = Tensor::f32(&[1, 3, 224, 224], vec![0.0; 3 * 224 * 224]);
 //! let results = runner.run(&[image])?;
 //! println!("{:?}", results[0].dims());
@@ -44,5 +45,5 @@ pub use import::{Call, Import, ImportOptions, Operand, Parameter, TensorInfo};
 pub use model::{Dim, Dims, Model, Port};
 pub use ops::{Build, Fold, OnnxOp, Registration, Support, operators};
 pub use preflight::Report;
-pub use runner::{Runner, RunnerOptions};
+pub use runner::Runner;
 pub use tensor::Tensor;

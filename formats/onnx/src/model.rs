@@ -130,7 +130,7 @@ impl Model {
     /// [`Error::Io`], or [`Error::Broken`] if the file is no ONNX model.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let bytes = std::fs::read(path).map_err(|source| Error::Io {
+        let bytes = meganeura_core::files::read_within_memory(path).map_err(|source| Error::Io {
             path: path.to_owned(),
             source,
         })?;

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::error::{Issue, IssueKind};
 use crate::import::{ImportOptions, try_import};
-use crate::model::{Model, Port};
+use crate::model::{Dim, Model, Port};
 
 /// What a model is, and what is in the way of importing it.
 #[derive(Clone, Debug, Serialize)]
@@ -15,7 +15,7 @@ use crate::model::{Model, Port};
 pub struct Report {
     /// Inputs as the file declares them.
     pub inputs: Vec<Port>,
-    /// Results as the file declares them.
+    /// Results as the file declares them; with the sizes that they have, if the model can be imported.
     pub outputs: Vec<Port>,
     /// Domains with the versions of their operators.
     pub opsets: Vec<(String, i64)>,
@@ -48,6 +48,9 @@ pub(crate) fn preflight(model: &Model, options: &ImportOptions) -> Report {
     let (import, issues) = try_import(model, options);
     let mut report = Report::of_issues(model, issues);
     if let Some(import) = import.filter(|_| report.issues.is_empty()) {
+        for (port, found) in report.outputs.iter_mut().zip(&import.outputs) {
+            port.dims = Some(found.dims.iter().map(|&size| Dim::Size(size)).collect());
+        }
         report.notes = import.notes;
         report.estimate = Some(estimate(&import.graph));
     }
@@ -112,8 +115,8 @@ impl Report {
         self.issues.is_empty()
     }
 
-    /// Whether a shape depends on the data of an input.
-    pub(crate) fn depends_on_data(&self) -> bool {
+    /// Whether a shape or a branch depends on the data of an input, which [`ImportOptions::constants`] can give.
+    pub fn depends_on_data(&self) -> bool {
         self.issues.iter().any(|issue| issue.message.contains(DEPENDS_ON_DATA))
     }
 
@@ -179,7 +182,10 @@ impl fmt::Display for Report {
                 writeln!(f, "  and {} more", of_kind.len() - MAX_LISTED)?;
             }
         }
-        write!(f, "the model cannot be imported: {} problems", self.issues.len())
+        match self.issues.len() {
+            1 => write!(f, "the model cannot be imported: 1 problem"),
+            count => write!(f, "the model cannot be imported: {count} problems"),
+        }
     }
 }
 

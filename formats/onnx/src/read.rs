@@ -244,7 +244,7 @@ pub(crate) fn location(proto: &TensorProto, folder: Option<&Path>) -> Result<Loc
 
 fn open_external(place: &Location, bytes: usize) -> Result<File, ReadError> {
     let failed = |e: std::io::Error| ReadError::Missing(format!("{}: {e}", place.file.display()));
-    let file = File::open(&place.file).map_err(failed)?;
+    let file = meganeura_core::files::open_regular(&place.file).map_err(failed)?;
     let size = file.metadata().map_err(failed)?.len();
     if place.length.is_some_and(|length| length != bytes as u64) {
         let length = place.length.unwrap_or(0);

@@ -1,33 +1,12 @@
 //! A model that is ready to run.
 
-use std::sync::Arc;
-
 use meganeura_compiler::{Builder, OptimizeReport};
 use meganeura_core::Session;
-use meganeura_core::backend::Device;
 
 use crate::error::{Error, Result};
 use crate::import::{Import, ImportOptions, TensorInfo};
 use crate::model::{Dims, Model};
 use crate::tensor::Tensor;
-
-/// Where and how a [`Runner`] runs.
-#[derive(Clone, Default)]
-pub struct RunnerOptions {
-    /// A device that is open; otherwise the one that environment and configuration file select.
-    pub device: Option<Arc<dyn Device>>,
-    /// How the session is built, beyond the device.
-    pub builder: Option<Builder>,
-}
-
-impl std::fmt::Debug for RunnerOptions {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let device = self.device.as_ref().map(|d| d.capabilities().name.clone());
-        f.debug_struct("RunnerOptions")
-            .field("device", &device)
-            .finish_non_exhaustive()
-    }
-}
 
 /// A model in a session, with its weights.
 #[derive(Debug)]
@@ -51,7 +30,7 @@ impl Runner {
     ///
     /// # Errors
     /// As [`Runner::new`] and [`Model::dims_of`].
-    pub fn for_inputs(model: &Model, inputs: &[Tensor], options: &RunnerOptions) -> Result<Self> {
+    pub fn for_inputs(model: &Model, inputs: &[Tensor], builder: &Builder) -> Result<Self> {
         let ports = model.inputs();
         if ports.len() != inputs.len() {
             let names: Vec<&str> = ports.iter().map(|p| p.name.as_str()).collect();
@@ -76,30 +55,26 @@ impl Runner {
             }
             other => (other?, Vec::new()),
         };
-        let mut runner = Runner::of_import(&import, options)?;
+        let mut runner = Runner::of_import(&import, builder)?;
         runner.constants = constants;
         Ok(runner)
     }
 
-    /// Imports a model for these dimensions, builds it for inference and sets its weights.
+    /// Imports a model for these dimensions, builds it for inference and sets its weights. The builder says on which device
+    /// and how; `Builder::new()` takes the device that environment and configuration file select.
     ///
     /// # Errors
     /// As [`Model::import`], and those of building a session.
-    pub fn new(model: &Model, dims: &Dims, options: &RunnerOptions) -> Result<Self> {
-        Runner::of_import(&model.import(&ImportOptions::new(dims.clone()))?, options)
+    pub fn new(model: &Model, dims: &Dims, builder: &Builder) -> Result<Self> {
+        Runner::of_import(&model.import(&ImportOptions::new(dims.clone()))?, builder)
     }
 
     /// The same of a model that is imported.
     ///
     /// # Errors
     /// Those of building a session.
-    pub fn of_import(import: &Import, options: &RunnerOptions) -> Result<Self> {
-        let builder = match (&options.builder, &options.device) {
-            (Some(builder), _) => builder.clone(),
-            (None, Some(device)) => Builder::on(device.clone()),
-            (None, None) => Builder::new(),
-        };
-        let (mut session, report) = builder.inference().build(&import.graph)?;
+    pub fn of_import(import: &Import, builder: &Builder) -> Result<Self> {
+        let (mut session, report) = builder.clone().inference().build(&import.graph)?;
         import.set_parameters(&mut session)?;
         Ok(Runner {
             session,

@@ -12,7 +12,7 @@ use crate::proto::{
     TensorProto, TensorShapeProto, TensorTypeProto, TypeProto, ValueInfoProto, attribute_type, dimension_proto,
     type_proto,
 };
-use crate::{Dims, ElementType, Error, IssueKind, Model, Report, Runner, RunnerOptions, Tensor};
+use crate::{Dims, ElementType, Error, IssueKind, Model, Report, Runner, Tensor};
 
 fn value(name: &str, dims: &[i64]) -> ValueInfoProto {
     let dim = dims.iter().map(|&size| DimensionProto {
@@ -426,11 +426,8 @@ fn lstm(rounds: i64, attributes: Vec<AttributeProto>) -> Model {
 fn long_sequences_run_on_the_cpu() {
     const ROUNDS: usize = 600;
     meganeura_compiler::link_plugins!(meganeura_cpu, meganeura_rules).expect("they are linked");
-    let options = RunnerOptions {
-        device: Some(Arc::new(meganeura_cpu::CpuDevice::new(2))),
-        ..RunnerOptions::default()
-    };
-    let mut runner = Runner::new(&lstm(ROUNDS as i64, Vec::new()), &Dims::new(), &options).expect("supported");
+    let builder = meganeura_compiler::Builder::on(Arc::new(meganeura_cpu::CpuDevice::new(2)));
+    let mut runner = Runner::new(&lstm(ROUNDS as i64, Vec::new()), &Dims::new(), &builder).expect("supported");
     let mut rng = SplitMix64::new(3);
     let x: Vec<f32> = (0..ROUNDS * 8).map(|_| (rng.unit() * 4.0 - 2.0) as f32).collect();
     for lengths in [[600, 513], [7, 0]] {
@@ -469,7 +466,7 @@ fn long_sequences_run_on_the_cpu() {
 
 /// Files with changed, removed, doubled and inserted bytes are refused or imported, and nothing else.
 ///
-/// MEGANEURA_FUZZ_RUNS says how many of each of four models, or as many in all if there are more.
+/// MEGANEURA_FUZZ_RUNS says how many of each of four models; as many in all are made of more.
 #[test]
 fn mutated_models_neither_panic_nor_hang() {
     let count: usize = std::env::var("MEGANEURA_FUZZ_RUNS")
@@ -478,7 +475,18 @@ fn mutated_models_neither_panic_nor_hang() {
         .unwrap_or(2000);
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
     let mut seeds = vec![small().encode_to_vec()];
-    for name in ["convnet", "sequence", "function"] {
+    for name in [
+        "attention",
+        "convnet",
+        "function",
+        "gather_block_quantized",
+        "group_query_attention",
+        "matmul_nbits",
+        "multi_head_attention",
+        "quantized_attention",
+        "quantized_ops",
+        "sequence",
+    ] {
         seeds.push(fs::read(folder.join(name).join("model.onnx")).expect("a model"));
     }
     // With the cases of the `onnx` package every operator is met.

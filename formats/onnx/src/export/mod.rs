@@ -1,15 +1,16 @@
 //! From a graph to a file: an operator has a row that writes nodes of ONNX, or its decomposition is written.
 
+mod recurrent;
 mod rows;
 
 use std::collections::HashMap;
-use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::fs::{self, File};
 use std::path::Path;
 
 use bytes::Bytes;
 use meganeura_core::DType;
 use meganeura_core::attrs::Attrs;
+use meganeura_core::files::{clean_partial_files, folder_of, sha256, write_atomically};
 use meganeura_core::graph::{ConstantData, Graph, NodeKind, Value};
 use meganeura_core::ops::OpRef;
 use meganeura_core::reference::{expand_call, operand_name};
@@ -43,7 +44,7 @@ pub struct ExportOptions {
     pub name: String,
     /// Names of the results, in their order; `output_0`, `output_1` and so on for those that have none here.
     pub outputs: Vec<String>,
-    /// Weights of more bytes in all are written to `FILE.data` beside the file.
+    /// Weights of more bytes in all are written to `FILE.HASH.data` beside the file, with a hash of them.
     pub max_inline_bytes: u64,
 }
 
@@ -83,41 +84,66 @@ pub fn export(
         .flat_map(|g| &g.initializer)
         .map(|t| t.raw_data.len() as u64)
         .sum();
-    if total > options.max_inline_bytes {
-        move_data(&mut model, path)?;
-    }
+    let beside = match total > options.max_inline_bytes {
+        true => Some(move_data(&mut model, path)?),
+        false => None,
+    };
     let bytes = model.encode_to_vec();
-    meganeura_core::files::write_atomically(path, |file| file.write_all(&bytes))?;
+    write_atomically(path, |file| file.write_all(&bytes))?;
+    remove_others(path, beside.as_deref());
     File::open(path).map(drop).map_err(io)
 }
 
-/// Writes large tensors to a file beside the model, and leaves their places in it.
-fn move_data(model: &mut ModelProto, path: &Path) -> Result<()> {
-    let name = path.file_name().map(|n| format!("{}.data", n.to_string_lossy()));
-    let name = name.ok_or_else(|| Error::Input(format!("{} is no name of a file", path.display())))?;
-    let beside = path.with_file_name(&name);
-    let io = |source| Error::Io {
-        path: beside.clone(),
-        source,
-    };
-    let mut file = BufWriter::new(File::create(&beside).map_err(io)?);
+/// Ends the names of files with large tensors.
+const SUFFIX: &str = ".data";
+/// Readers map the file to memory, page by page.
+const PAGE: u64 = 4096;
+
+/// Writes large tensors to a file beside the model, and leaves their places in it. The file has a name that no other
+/// contents have, so that the model that is there keeps its own until the new one takes its place.
+fn move_data(model: &mut ModelProto, path: &Path) -> Result<String> {
+    let own = path.file_name().map(|name| name.to_string_lossy().into_owned());
+    let own = own.ok_or_else(|| Error::Input(format!("{} is no name of a file", path.display())))?;
+    let tensors = || model.graph.iter().flat_map(|g| &g.initializer);
+    let padding = |data: &[u8]| (data.len() as u64).next_multiple_of(PAGE) as usize - data.len();
+    const ZEROS: [u8; PAGE as usize] = [0; PAGE as usize];
+    let parts = || tensors().flat_map(|t| [&t.raw_data[..], &ZEROS[..padding(&t.raw_data)]]);
+    let hash = sha256(parts());
+    let name = format!("{own}.{}{SUFFIX}", &hash[..HASH_DIGITS]);
+    write_atomically(&path.with_file_name(&name), |file| {
+        parts().try_for_each(|part| file.write_all(part))
+    })?;
     let mut offset = 0u64;
     for tensor in model.graph.iter_mut().flat_map(|g| &mut g.initializer) {
-        let data = std::mem::take(&mut tensor.raw_data);
-        // Readers map the file to memory, page by page.
-        let start = offset.next_multiple_of(4096);
-        file.write_all(&vec![0; (start - offset) as usize]).map_err(io)?;
-        file.write_all(&data).map_err(io)?;
+        let length = std::mem::take(&mut tensor.raw_data).len() as u64;
         let entry = |key: &str, value: String| StringStringEntryProto { key: key.into(), value };
         tensor.external_data = vec![
             entry("location", name.clone()),
-            entry("offset", start.to_string()),
-            entry("length", data.len().to_string()),
+            entry("offset", offset.to_string()),
+            entry("length", length.to_string()),
         ];
         tensor.data_location = 1;
-        offset = start + data.len() as u64;
+        offset += length.next_multiple_of(PAGE);
     }
-    file.flush().map_err(io)
+    Ok(name)
+}
+
+/// Digits of the hash in the name of a file with large tensors.
+const HASH_DIGITS: usize = 16;
+
+/// Removes the files with large tensors of earlier models of this name.
+fn remove_others(path: &Path, current: Option<&str>) {
+    let prefix = format!("{}.", path.file_name().unwrap_or_default().to_string_lossy());
+    for entry in fs::read_dir(folder_of(path)).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let hash = name.strip_prefix(&prefix).and_then(|rest| rest.strip_suffix(SUFFIX));
+        let is_hash = |hash: &str| hash.len() == HASH_DIGITS && hash.chars().all(|c| c.is_ascii_hexdigit());
+        if hash.is_some_and(is_hash) && current != Some(name.as_str()) {
+            // One that cannot be removed is only in the way.
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+    clean_partial_files(&folder_of(path), &prefix);
 }
 
 /// The message of a graph.
@@ -184,6 +210,8 @@ pub(crate) fn to_proto(
             outputs.push(value_info(&name, ty));
         }
     }
+    let kept: Vec<&str> = outputs.iter().map(|o| o.name.as_str()).collect();
+    writer.drop_unread(&kept);
     Ok(ModelProto {
         ir_version: IR_VERSION,
         producer_name: "meganeura".into(),
@@ -330,6 +358,21 @@ impl Writer {
         self.call("Cast", &[x], vec![int("to", to.number().into())])
     }
 
+    /// Drops nodes and constants that no result needs: what a node of ONNX computes itself, which is several calls here.
+    fn drop_unread(&mut self, results: &[&str]) {
+        let mut read: std::collections::HashSet<String> = results.iter().map(|s| (*s).to_owned()).collect();
+        let mut nodes: Vec<NodeProto> = Vec::with_capacity(self.nodes.len());
+        for node in std::mem::take(&mut self.nodes).into_iter().rev() {
+            if node.output.iter().any(|name| read.contains(name)) {
+                read.extend(node.input.iter().filter(|name| !name.is_empty()).cloned());
+                nodes.push(node);
+            }
+        }
+        nodes.reverse();
+        self.nodes = nodes;
+        self.initializers.retain(|tensor| read.contains(&tensor.name));
+    }
+
     /// Writes what the wanted values of a graph need; `names` has those that are there.
     fn graph(
         &mut self,
@@ -354,6 +397,10 @@ impl Writer {
                     names.insert(id.into(), name);
                 }
                 NodeKind::Op { op, attrs } => {
+                    let written = self.recurrent(graph, id, &mut names, wanted);
+                    if written.map_err(|message| Error::Input(format!("{}: {message}", graph.label(id))))? {
+                        continue;
+                    }
                     let types: Option<Vec<&TensorType>> = node.inputs.iter().map(|&v| graph.ty(v)).collect();
                     let operands: Option<Vec<&String>> = node.inputs.iter().map(|v| names.get(v)).collect();
                     let (Some(types), Some(operands)) = (types, operands) else {
@@ -438,6 +485,16 @@ pub(crate) fn float(name: &str, value: f64) -> AttributeProto {
         name: name.into(),
         f: value as f32,
         r#type: attribute_type::FLOAT,
+        ..AttributeProto::default()
+    }
+}
+
+/// A list of strings as an attribute.
+pub(crate) fn strings(name: &str, values: &[&str]) -> AttributeProto {
+    AttributeProto {
+        name: name.into(),
+        strings: values.iter().map(|v| Bytes::copy_from_slice(v.as_bytes())).collect(),
+        r#type: attribute_type::STRINGS,
         ..AttributeProto::default()
     }
 }

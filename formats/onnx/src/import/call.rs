@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use meganeura_core::DType;
-use meganeura_core::graph::{Graph, NodeId, Value};
+use meganeura_core::graph::{Graph, NodeId, NodeKind, Value};
 
 use super::{Importer, Operand, node_place};
 use crate::attributes::Attributes;
@@ -320,6 +320,14 @@ impl<'c, 'm> Call<'c, 'm> {
     pub(crate) fn derived(&self, what: &str, tensor: Tensor) -> Operand {
         let name = format!("{}.{what}", node_place(self.node));
         Operand::known(tensor, self.importer.full_name(&name), true)
+    }
+
+    /// Keeps `value` from being trained, if it is a parameter.
+    pub(crate) fn freeze(&mut self, value: Value) {
+        let graph = &mut self.importer.graph;
+        if let NodeKind::Parameter { .. } = graph.nodes()[value.node.index()].kind {
+            graph.trainable(value.node, false);
+        }
     }
 
     /// A scalar constant of a type.

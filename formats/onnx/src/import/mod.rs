@@ -239,7 +239,7 @@ impl<'m> Importer<'m> {
                 false => Ok(None),
             };
         }
-        let op = self.check_operator(node)?;
+        let operator = self.operator(node)?;
         let mut inputs = Vec::with_capacity(node.input.len());
         for name in &node.input {
             inputs.push(match name.as_str() {
@@ -258,11 +258,11 @@ impl<'m> Importer<'m> {
             });
         }
         let attributes = Attributes::of(node, self.frames.last().map(|f| &f.attributes));
-        if let Some(function) = self.function(node) {
-            return self.expand(node, function, attributes, inputs);
-        }
+        let op = match operator {
+            Operator::Function(function) => return self.expand(node, function, attributes, inputs),
+            Operator::Row(op) => op,
+        };
         let opset = self.opset(&node.domain);
-        let Some(op) = op else { return Ok(None) };
         let mut call = Call::new(self, node, op, attributes, inputs, opset);
         match call.build() {
             Ok(results) => Ok(Some(results)),
@@ -271,13 +271,13 @@ impl<'m> Importer<'m> {
         }
     }
 
-    /// The row of a node's operator; `None` for a function.
-    fn check_operator(&self, node: &NodeProto) -> Result<Option<&'static OnnxOp>, Failure> {
-        if self.function(node).is_some() {
-            return Ok(None);
+    /// What a node calls. A function of the model goes before an operator of its name.
+    fn operator(&self, node: &NodeProto) -> Result<Operator<'m>, Failure> {
+        if let Some(function) = find_function(self.model, node) {
+            return Ok(Operator::Function(function));
         }
         match ops::find(domain(&node.domain), &node.op_type) {
-            Some(op) => Ok(Some(op)),
+            Some(op) => Ok(Operator::Row(op)),
             None => Err((IssueKind::Unsupported, "the operator is not supported".into())),
         }
     }
@@ -286,7 +286,7 @@ impl<'m> Importer<'m> {
     fn check_bodies(&mut self, node: &'m NodeProto) {
         for graph in node.attribute.iter().filter_map(|a| a.g.as_deref()) {
             for inner in &graph.node {
-                if let Err((kind, message)) = self.check_operator(inner) {
+                if let Err((kind, message)) = self.operator(inner) {
                     self.issue(kind, node_place(inner), &operator_name(inner), message);
                 }
                 self.check_bodies(inner);
@@ -299,10 +299,6 @@ impl<'m> Importer<'m> {
         let opsets = self.frames.last().map_or(&[][..], |f| f.opsets);
         let found = opsets.iter().find(|o| domain(&o.domain) == domain(name));
         found.map_or(1, |o| o.version)
-    }
-
-    fn function(&self, node: &NodeProto) -> Option<&'m FunctionProto> {
-        find_function(self.model, node)
     }
 
     /// Imports a function's nodes in the place of its call.
@@ -467,8 +463,14 @@ impl<'m> Importer<'m> {
     }
 }
 
+/// What a node calls.
+enum Operator<'m> {
+    Function(&'m FunctionProto),
+    Row(&'static OnnxOp),
+}
+
 /// The function of the model that a node calls.
-pub(crate) fn find_function<'m>(model: &'m Model, node: &NodeProto) -> Option<&'m FunctionProto> {
+fn find_function<'m>(model: &'m Model, node: &NodeProto) -> Option<&'m FunctionProto> {
     let functions = model.proto.functions.iter();
     let mut same = functions
         .filter(|f| f.name == node.op_type && domain(&f.domain) == domain(&node.domain) && f.overload == node.overload);

@@ -34,7 +34,7 @@ pub(super) const OPS: &[OnnxOp] = &[
 ];
 
 /// Positions along an axis of `size` elements, counted from the front, as a graph takes them.
-fn positions(call: &mut Call, i: usize, size: usize) -> Result<Value, String> {
+pub(super) fn positions(call: &mut Call, i: usize, size: usize) -> Result<Value, String> {
     if let Some(tensor) = call.tensor(i) {
         let list: Result<Vec<u32>, String> = tensor.to_i64().iter().map(|&at| position(at, size)).collect();
         let dims = tensor.dims().to_vec();

@@ -15,9 +15,12 @@ mod known;
 mod layout;
 mod loss;
 mod matmul;
+mod microsoft_attention;
+mod nbits;
 mod norm;
 mod pool;
 mod preview;
+mod qlinear;
 mod quantized;
 mod recurrent;
 mod reduce;
@@ -128,7 +131,7 @@ const fn ms(name: &'static str, build: Build) -> OnnxOp {
 }
 
 /// This crate's tables.
-const FAMILIES: [&[OnnxOp]; 28] = [
+const FAMILIES: [&[OnnxOp]; 31] = [
     activation::OPS,
     attention::OPS,
     control::OPS,
@@ -143,9 +146,12 @@ const FAMILIES: [&[OnnxOp]; 28] = [
     layout::OPS,
     loss::OPS,
     matmul::OPS,
+    microsoft_attention::OPS,
+    nbits::OPS,
     norm::OPS,
     pool::OPS,
     preview::OPS,
+    qlinear::OPS,
     quantized::OPS,
     recurrent::OPS,
     reduce::OPS,

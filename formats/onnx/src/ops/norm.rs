@@ -34,6 +34,10 @@ fn batch_norm(call: &mut Call) -> Built {
     }
     let x = call.value(0)?;
     let [weight, bias, mean, var] = [call.value(1)?, call.value(2)?, call.value(3)?, call.value(4)?];
+    // Statistics are no weights: an optimizer would make variances negative.
+    for statistic in [mean, var] {
+        call.freeze(statistic);
+    }
     if call.int("training_mode", 0)? == 0 {
         let [weight, bias, mean, var] = [weight, bias, mean, var].map(|v| call.as_element(v, element));
         let y = call.graph().batch_norm_inference(x, weight, bias, mean, var, eps);

@@ -21,9 +21,6 @@ pub(super) const OPS: &[OnnxOp] = &[
     ms("DequantizeLinear", dequantize).folding(fold_dequantize),
     ms("DynamicQuantizeMatMul", dynamic_quantize_matmul),
     ms("MatMulIntegerToFloat", matmul_integer_to_float),
-    ms("MatMulNBits", matmul_nbits).partly("weights of other than 4 and 8 bits, zero points in floating point, g_idx"),
-    ms("QLinearAdd", |c| qlinear_binary(c, |g, a, b| g.add(a, b).into())),
-    ms("QLinearMul", |c| qlinear_binary(c, |g, a, b| g.mul(a, b).into())),
     ms("QuantizeLinear", quantize),
 ];
 
@@ -122,7 +119,7 @@ fn fold_dequantize(call: &Call, operands: &[Option<&Tensor>]) -> Folded {
 }
 
 /// `round(x) + zero`, saturated to the integers of a type.
-fn saturated(call: &mut Call, scaled: Value, zero: Option<Value>, element: ElementType) -> Value {
+pub(super) fn saturated(call: &mut Call, scaled: Value, zero: Option<Value>, element: ElementType) -> Value {
     let (low, high) = element.range();
     let graph = call.graph();
     let mut y: Value = graph.round(scaled).into();
@@ -198,7 +195,7 @@ fn dynamic_quantize(call: &mut Call) -> Built {
 }
 
 /// Operand `i` less its zero point, as `i32`.
-fn centred_matrix(call: &mut Call, i: usize, zero: usize, rows: bool) -> Result<Value, String> {
+pub(super) fn centred_matrix(call: &mut Call, i: usize, zero: usize, rows: bool) -> Result<Value, String> {
     let x = call.value(i)?;
     let x = call.as_element(x, ElementType::I32);
     let Some(zero) = call.optional(zero)? else { return Ok(x) };
@@ -214,7 +211,7 @@ fn centred_matrix(call: &mut Call, i: usize, zero: usize, rows: bool) -> Result<
 }
 
 /// A scale for rows or columns of a matrix.
-fn matrix_scale(call: &mut Call, i: usize, rows: bool) -> Result<Value, String> {
+pub(super) fn matrix_scale(call: &mut Call, i: usize, rows: bool) -> Result<Value, String> {
     let scale = call.value(i)?;
     let scale = call.as_f32(scale);
     let graph = call.graph();
@@ -275,25 +272,6 @@ fn qlinear_conv(call: &mut Call) -> Built {
     call.one(y, element)
 }
 
-fn qlinear_binary(call: &mut Call, f: fn(&mut meganeura_core::Graph, Value, Value) -> Value) -> Built {
-    let element = call.element(0)?;
-    let mut operands = Vec::new();
-    for i in [0, 3] {
-        let x = conv::centred(call, i, i + 2)?;
-        let scale = matrix_scale(call, i + 1, false)?;
-        operands.push(call.graph().mul(x, scale));
-    }
-    let y = f(call.graph(), operands[0].into(), operands[1].into());
-    let y_scale = matrix_scale(call, 6, false)?;
-    let y_zero = match call.has_input(7) {
-        true => Some(matrix_scale(call, 7, false)?),
-        false => None,
-    };
-    let scaled = call.graph().div(y, y_scale);
-    let y = saturated(call, scaled.into(), y_zero, element);
-    call.one(y, element)
-}
-
 /// `a_scale b_scale (a - a_zero) (b - b_zero) + bias`.
 fn matmul_integer_to_float(call: &mut Call) -> Built {
     let a = centred_matrix(call, 0, 4, true)?;
@@ -328,64 +306,4 @@ fn dynamic_quantize_matmul(call: &mut Call) -> Built {
         y = call.graph().add(y, bias).into();
     }
     call.one(y, ElementType::F32)
-}
-
-/// Weights of 4 or 8 bits in blocks along the summed axis, which are dequantised when importing.
-fn matmul_nbits(call: &mut Call) -> Built {
-    let element = call.element(0)?;
-    let size = |name: &str| -> Result<usize, String> {
-        usize::try_from(call.int(name, 0)?)
-            .ok()
-            .filter(|&n| n > 0)
-            .ok_or_else(|| format!("{name} is not positive"))
-    };
-    let (k, n, block) = (size("K")?, size("N")?, size("block_size")?);
-    let bits = call.int("bits", 4)?;
-    if !matches!(bits, 4 | 8) || call.has_input(4) {
-        return Err(format!("weights of {bits} bits, or with g_idx, are not supported"));
-    }
-    let per_byte = 8 / bits as usize;
-    let blocks = k.div_ceil(block);
-    let known = "the weights";
-    let words = call.known_ints(1, known)?.ok_or("the weights are missing")?;
-    let scales = call.known_floats(2, "the scales")?.ok_or("the scales are missing")?;
-    let row = blocks * block / per_byte;
-    if words.len() != n.saturating_mul(row) || scales.len() != n.saturating_mul(blocks) {
-        return Err(format!("operands {} do not fit {n} columns of {k}", call.types()));
-    }
-    let zeros = match call.has_input(3) {
-        false => None,
-        true if call.element(3)?.is_float() => return Err("zero points in floating point are not supported".into()),
-        true => call.known_ints(3, "the zero points")?,
-    };
-    let zero_row = blocks.div_ceil(per_byte);
-    if zeros.as_ref().is_some_and(|z| z.len() != n * zero_row) {
-        return Err(format!("operands {} do not fit {n} columns of {k}", call.types()));
-    }
-    let mask = (1i64 << bits) - 1;
-    let unpack =
-        |list: &[i64], start: usize, i: usize| (list[start + i / per_byte] >> (bits as usize * (i % per_byte))) & mask;
-    let mut data = Vec::with_capacity(n * k);
-    for column in 0..n {
-        for i in 0..k {
-            let at = i / block;
-            let zero = match &zeros {
-                Some(zeros) => unpack(zeros, column * zero_row, at),
-                None => 1 << (bits - 1),
-            };
-            data.push((unpack(&words, column * row, i) - zero) as f32 * scales[column * blocks + at] as f32);
-        }
-    }
-    // [n, k]: the product reads it transposed.
-    let weights = Tensor::f32(&[n, k], data);
-    let weights = call.derived("dequantized", weights);
-    let weights = call.value_of(&weights)?;
-    let x = call.value(0)?;
-    let x = call.as_f32(x);
-    let y = call.graph().matmul_bt(x, weights);
-    let mut y = call.as_element(y.into(), element);
-    if let Some(bias) = call.optional(5)? {
-        y = call.graph().add(y, bias).into();
-    }
-    call.one(y, element)
 }

@@ -9,8 +9,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use meganeura_compiler::Builder;
 use meganeura_core::backend::Device;
-use meganeura_onnx::{ElementType, Error, Model, Runner, RunnerOptions, Tensor};
+use meganeura_onnx::{ElementType, Error, Model, Runner, Tensor};
 
 /// What became of a case.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -19,6 +20,58 @@ enum Outcome {
     /// The importer says that it does not support it.
     Refused(String),
     Failed(String),
+}
+
+/// What refusals say, and how `docs/onnx.md` says it.
+const REASONS: [(&str, &str); 10] = [
+    ("strings are not supported", "strings"),
+    (
+        "sequences, maps, optional values and sparse tensors are not supported",
+        "sequences, maps or optional values as inputs or results of the model",
+    ),
+    ("ImageDecoder", "`ImageDecoder`"),
+    (
+        "Bernoulli",
+        "random numbers that only NumPy's generator gives: `Bernoulli`, `RandomUniformLike`, `Dropout` in training",
+    ),
+    (
+        "does not fit into f32",
+        "`float64` inputs of 1e198 and more, which `float32` does not hold",
+    ),
+    ("floats of 8 bits without a mantissa", "floats of the type `float8e8m0`"),
+    (
+        "ai.onnx.preview.training.Gradient",
+        "`ai.onnx.preview.training.Gradient`",
+    ),
+    ("ai.onnx.ml.TreeEnsemble", "`ai.onnx.ml.TreeEnsemble`"),
+    (
+        "does not fit into i32",
+        "`BitCast` to an integer that needs more than 32 bits",
+    ),
+    ("", "others"),
+];
+
+/// Which of [`REASONS`] a refusal has.
+fn reason(message: &str) -> &'static str {
+    let random = ["RandomUniformLike", "Dropout"]
+        .iter()
+        .any(|op| message.starts_with(op));
+    let message = if random { "Bernoulli" } else { message };
+    let found = REASONS.iter().find(|(said, _)| message.contains(said));
+    found.map_or("others", |(_, reason)| reason)
+}
+
+/// The lines of `docs/onnx.md` that say how many cases pass, and why others do not.
+fn lines(counts: &BTreeMap<&str, [usize; 3]>, refusals: &BTreeMap<&str, usize>) -> Vec<String> {
+    let kinds = counts.iter().map(|(kind, [passed, refused, failed])| {
+        let kind = match *kind {
+            "node" => "node cases of the package `onnx` 1.23.2".into(),
+            kind => format!("`{kind}`"),
+        };
+        format!("| {kind} | {passed} | {refused} | {failed} |")
+    });
+    let reasons = refusals.iter().map(|(reason, count)| format!("| {count} | {reason} |"));
+    kinds.chain(reasons).collect()
 }
 
 pub(super) fn device() -> Arc<dyn Device> {
@@ -107,10 +160,7 @@ fn run(case: &Path, device: &Arc<dyn Device>) -> Outcome {
         Err(e) if e.to_string().contains("not supported") => return Outcome::Refused(e.to_string()),
         Err(e) => return Outcome::Failed(e.to_string()),
     };
-    let options = RunnerOptions {
-        device: Some(device.clone()),
-        ..RunnerOptions::default()
-    };
+    let builder = Builder::on(device.clone());
     let tolerance = tolerance(case);
     for set in 0.. {
         let data = case.join(format!("test_data_set_{set}"));
@@ -121,7 +171,7 @@ fn run(case: &Path, device: &Arc<dyn Device>) -> Outcome {
             (Ok(inputs), Ok(wanted)) => (inputs, wanted),
             (Err(e), _) | (_, Err(e)) => return Outcome::Refused(e),
         };
-        let mut runner = match Runner::for_inputs(&model, &inputs, &options) {
+        let mut runner = match Runner::for_inputs(&model, &inputs, &builder) {
             Ok(runner) => runner,
             Err(Error::Unsupported(report)) => {
                 let issues: Vec<String> = report.issues.iter().map(|i| i.to_string()).collect();
@@ -150,6 +200,7 @@ fn cases_of_the_onnx_package_pass() {
     let device = device();
     let mut failures = Vec::new();
     let mut counts: BTreeMap<&str, [usize; 3]> = BTreeMap::new();
+    let mut refusals: BTreeMap<&str, usize> = BTreeMap::new();
     for (name, path) in cases(&folder) {
         let outcome = catch_unwind(AssertUnwindSafe(|| run(&path, &device)));
         let outcome = outcome.unwrap_or_else(|_| Outcome::Failed("it panicked".into()));
@@ -160,13 +211,14 @@ fn cases_of_the_onnx_package_pass() {
         let count = counts.entry(kind).or_default();
         match outcome {
             Outcome::Passed => count[0] += 1,
-            Outcome::Refused(reason) => {
+            Outcome::Refused(message) => {
                 count[1] += 1;
-                println!("REFUSED {name}: {reason}");
+                *refusals.entry(reason(&message)).or_default() += 1;
+                println!("REFUSED {name}: {message}");
             }
-            Outcome::Failed(reason) => {
+            Outcome::Failed(message) => {
                 count[2] += 1;
-                println!("FAILED {name}: {reason}");
+                println!("FAILED {name}: {message}");
                 failures.push(name);
             }
         }
@@ -175,4 +227,18 @@ fn cases_of_the_onnx_package_pass() {
         println!("{kind}: {passed} passed, {refused} refused, {failed} failed");
     }
     assert!(failures.is_empty(), "{} cases failed: {failures:?}", failures.len());
+    if std::env::var_os("MEGANEURA_ONNX_FILTER").is_some() {
+        return;
+    }
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/onnx.md");
+    let document = std::fs::read_to_string(path).expect("the document");
+    let missing: Vec<String> = lines(&counts, &refusals)
+        .into_iter()
+        .filter(|line| !document.lines().any(|found| found == line))
+        .collect();
+    assert!(
+        missing.is_empty(),
+        "docs/onnx.md lacks these lines:\n{}",
+        missing.join("\n")
+    );
 }

@@ -3,3 +3,4 @@
 mod cases;
 mod document;
 mod export;
+mod fixtures;

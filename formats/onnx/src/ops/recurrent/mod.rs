@@ -1,8 +1,14 @@
-//! Recurrent layers: `core.lstm` and `core.gru` where these compute the same, else the rounds one after the other.
+//! Recurrent layers: `core.lstm`, `core.gru` and `core.rnn` where these compute the same, else the rounds one after the
+//! other.
+//!
+//! Peepholes, `clip` and `input_forget` of an LSTM stay unrolled: the LSTMs of PyTorch and Keras have none of them, so
+//! operands of `core.lstm` for them would make its kernels and its gradient larger for no model.
+
+mod unrolled;
 
 use meganeura_core::graph::{Graph, Value};
 
-use super::{OnnxOp, op};
+use super::{OnnxOp, ms, op};
 use crate::element::ElementType;
 use crate::import::{Call, Operand};
 
@@ -17,10 +23,16 @@ const GRU_LIMITS: &str = "more than 512 rounds on a GPU; with other activations 
 const LSTM_LIMITS: &str = "more than 512 rounds on a GPU; with peepholes, `input_forget`, other activations than the default \
                            ones or `clip`, more than 512 rounds and lengths that depend on the data of an input";
 
+const RNN_LIMITS: &str = "more than 512 rounds on a GPU; with other activations than `Tanh` and `Relu` or `clip`, more than 512 \
+                          rounds and lengths that depend on the data of an input";
+
+const QUANTIZED_LIMITS: &str = "what LSTM does not, and rounding of inputs and states to 8 bits: they stay `f32`";
+
 pub(super) const OPS: &[OnnxOp] = &[
-    op("GRU", 7, |c| layer(c, Kind::Gru)).partly(GRU_LIMITS),
-    op("LSTM", 7, |c| layer(c, Kind::Lstm)).partly(LSTM_LIMITS),
-    op("RNN", 7, |c| layer(c, Kind::Plain)).partly("more than 512 rounds, lengths that depend on the data of an input"),
+    op("GRU", 7, |c| layer(c, Kind::Gru, given)).partly(GRU_LIMITS),
+    op("LSTM", 7, |c| layer(c, Kind::Lstm, given)).partly(LSTM_LIMITS),
+    op("RNN", 7, |c| layer(c, Kind::Plain, given)).partly(RNN_LIMITS),
+    ms("DynamicQuantizeLSTM", |c| layer(c, Kind::Lstm, dequantized)).partly(QUANTIZED_LIMITS),
 ];
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -182,7 +194,49 @@ fn activations(call: &Call, kind: Kind, directions: usize) -> Result<Vec<Vec<Act
     Ok(all.chunks(each).map(<[Activation]>::to_vec).collect())
 }
 
-fn layer(call: &mut Call, kind: Kind) -> Built {
+/// The weights of inputs and states, `[directions, gates * hidden, inputs]` and `[directions, gates * hidden, hidden]`.
+type Weights = fn(&mut Call) -> Result<[Value; 2], String>;
+
+/// Operands 1 and 2 as they are.
+fn given(call: &mut Call) -> Result<[Value; 2], String> {
+    Ok([call.value(1)?, call.value(2)?])
+}
+
+/// Integers `[directions, inputs, gates * hidden]` with scales and zero points, one a direction or one a column, in the
+/// operands 8 to 11.
+fn dequantized(call: &mut Call) -> Result<[Value; 2], String> {
+    let mut weights = [given(call)?[0]; 2];
+    for (n, weight) in weights.iter_mut().enumerate() {
+        let dims = call.dims(n + 1)?;
+        let integers = call.value(n + 1)?;
+        let mut value = call.as_f32(integers);
+        let meets = |call: &mut Call, i: usize| -> Result<Value, String> {
+            let own = call.dims(i)?;
+            let shape = match (own.as_slice(), dims.as_slice()) {
+                (&[directions], &[wanted, _, _]) if directions == wanted => [directions, 1, 1],
+                (&[directions, columns], &[wanted, _, all]) if [directions, columns] == [wanted, all] => {
+                    [directions, 1, columns]
+                }
+                _ => return Err(format!("operands {} do not fit", call.types())),
+            };
+            let one = call.value(i)?;
+            let one = call.as_f32(one);
+            Ok(call.graph().reshape(one, &shape).into())
+        };
+        let (scale, zero) = (8 + 2 * n, 9 + 2 * n);
+        if call.has_input(zero) {
+            let zero = meets(call, zero)?;
+            value = call.graph().sub(value, zero).into();
+        }
+        let scale = meets(call, scale)?;
+        let graph = call.graph();
+        let scaled = graph.mul(value, scale);
+        *weight = graph.permute(scaled, &[0, 2, 1]).into();
+    }
+    Ok(weights)
+}
+
+fn layer(call: &mut Call, kind: Kind, weights: Weights) -> Built {
     let element = call.element(0)?;
     let hidden = usize::try_from(call.int("hidden_size", 0)?).map_err(|_| "hidden_size is negative")?;
     let by_batch = call.int("layout", 0)? != 0;
@@ -207,7 +261,8 @@ fn layer(call: &mut Call, kind: Kind) -> Built {
     let gates = kind.gates();
     let count = reversed.len();
     let wanted = [vec![count, gates * hidden, width], vec![count, gates * hidden, hidden]];
-    if call.dims(1)? != wanted[0] || call.dims(2)? != wanted[1] || hidden == 0 {
+    let weights = weights(call)?;
+    if weights.map(|w| call.graph().shape(w).to_vec()) != wanted || hidden == 0 {
         return Err(format!("operands {} do not fit {hidden} hidden values", call.types()));
     }
     let activations = activations(call, kind, count)?;
@@ -232,11 +287,11 @@ fn layer(call: &mut Call, kind: Kind) -> Built {
     };
     let (mut ys, mut hs, mut cs) = (Vec::new(), Vec::new(), Vec::new());
     for (d, (&reverse, activations)) in reversed.iter().zip(activations).enumerate() {
-        let direction = direction(call, &layer, d, reverse, activations, by_batch)?;
+        let direction = direction(call, &layer, weights, d, reverse, activations, by_batch)?;
         let graph = call.graph();
         let (y, h, c) = match special {
             None => in_one(graph, &layer, x, &direction),
-            Some(_) => run(graph, &layer, x, &direction)?,
+            Some(_) => unrolled::run(graph, &layer, x, &direction)?,
         };
         ys.push(y);
         hs.push(h);
@@ -266,14 +321,15 @@ fn layer(call: &mut Call, kind: Kind) -> Built {
 fn unrolled_for(call: &Call, kind: Kind, activations: &[Vec<Activation>]) -> Result<Option<&'static str>, String> {
     let usual = |own: &Vec<Activation>| {
         let names = own.iter().map(|a| a.name.as_str());
-        names
-            .zip(kind.defaults())
-            .all(|(name, default)| name.eq_ignore_ascii_case(default))
+        let mut with_default = names.clone().zip(kind.defaults());
+        with_default.all(|(name, default)| name.eq_ignore_ascii_case(default))
+            || kind == Kind::Plain && names.clone().all(|name| name.eq_ignore_ascii_case("relu"))
     };
-    Ok(if kind == Kind::Plain {
-        Some("a plain recurrence")
-    } else if !activations.iter().all(usual) {
-        Some("other activations than the default ones")
+    Ok(if !activations.iter().all(usual) {
+        Some(match kind {
+            Kind::Plain => "other activations than `Tanh` and `Relu`",
+            _ => "other activations than the default ones",
+        })
     } else if call.attributes().float("clip")?.is_some() {
         Some("`clip`")
     } else if kind == Kind::Lstm && call.int("input_forget", 0)? != 0 {
@@ -306,23 +362,23 @@ fn lengths(call: &mut Call, [rounds, batch]: [usize; 2], or_given: bool) -> Resu
 fn direction(
     call: &mut Call,
     layer: &Layer,
+    weights: [Value; 2],
     d: usize,
     reverse: bool,
     activations: Vec<Activation>,
     by_batch: bool,
 ) -> Result<Direction, String> {
     let (hidden, gates) = (layer.hidden, layer.kind.gates());
-    let part = |call: &mut Call, i: usize| -> Result<Option<Value>, String> {
-        let Some(value) = call.optional(i)? else {
-            return Ok(None);
-        };
-        let graph = call.graph();
+    let own = |graph: &mut Graph, value: Value| -> Value {
         let dims = graph.shape(value).to_vec();
         let one = graph.slice_axis(value, 0, d, d + 1);
-        Ok(Some(graph.reshape(one, dims.get(1..).unwrap_or(&[])).into()))
+        graph.reshape(one, dims.get(1..).unwrap_or(&[])).into()
     };
-    let w = part(call, 1)?.ok_or("the weights are missing")?;
-    let r = part(call, 2)?.ok_or("the recurrent weights are missing")?;
+    let part = |call: &mut Call, i: usize| -> Result<Option<Value>, String> {
+        let value = call.optional(i)?;
+        Ok(value.map(|value| own(call.graph(), value)))
+    };
+    let [w, r] = weights.map(|weight| own(call.graph(), weight));
     let bias = part(call, 3)?.map(|b| {
         let graph = call.graph();
         let first = graph.slice(b, &[0], &[gates * hidden]);
@@ -364,13 +420,6 @@ fn direction(
     })
 }
 
-fn clipped(g: &mut Graph, layer: &Layer, x: Value) -> Value {
-    match layer.clip {
-        Some(limit) => g.clamp(x, -limit, limit).into(),
-        None => x,
-    }
-}
-
 /// Blocks of the first axis in another order.
 fn reordered(g: &mut Graph, x: Value, hidden: usize, order: &[usize]) -> Value {
     let parts: Vec<Value> = order
@@ -380,7 +429,7 @@ fn reordered(g: &mut Graph, x: Value, hidden: usize, order: &[usize]) -> Value {
     g.concat(&parts, 0).into()
 }
 
-/// The same as [`run`] by the operator of the layer, which has its gates in another order.
+/// The same as [`unrolled::run`] by the operator of the layer, which has its gates in another order.
 fn in_one(g: &mut Graph, layer: &Layer, x: Value, d: &Direction) -> (Value, Value, Value) {
     let (hidden, gates, batch, rounds) = (layer.hidden, layer.kind.gates(), layer.batch, layer.rounds);
     // ONNX has i, o, f, c and z, r, h; the operators have i, f, c, o and r, z, h.
@@ -420,7 +469,11 @@ fn in_one(g: &mut Graph, layer: &Layer, x: Value, d: &Direction) -> (Value, Valu
     });
     let call = match layer.kind {
         Kind::Lstm => g.lstm(projected, r, d.h, d.c, lengths, d.reverse),
-        _ => {
+        Kind::Plain => {
+            let relu = d.activations.iter().any(|a| a.name.eq_ignore_ascii_case("relu"));
+            g.rnn(projected, r, d.h, lengths, relu, d.reverse)
+        }
+        Kind::Gru => {
             let bias = candidate_bias.unwrap_or_else(|| g.full(dtype, 0.0, &[hidden]).into());
             g.gru(projected, r, bias, d.h, lengths, layer.linear_before_reset, d.reverse)
         }
@@ -442,155 +495,4 @@ fn in_one(g: &mut Graph, layer: &Layer, x: Value, d: &Direction) -> (Value, Valu
         y = g.select(there, y, zero).into();
     }
     (g.reshape(y, &[rounds, 1, batch, hidden]).into(), h, c)
-}
-
-/// Results `[rounds, 1, batch, hidden]`, last output and last cell `[1, batch, hidden]`.
-fn run(g: &mut Graph, layer: &Layer, x: Value, d: &Direction) -> Result<(Value, Value, Value), String> {
-    let (hidden, gates, batch, rounds) = (layer.hidden, layer.kind.gates(), layer.batch, layer.rounds);
-    // The inputs' part of all rounds in one product.
-    let width = g.shape(x).get(2).copied().unwrap_or(0);
-    let rows = g.reshape(x, &[rounds * batch, width]);
-    let mut projected: Value = g.matmul_bt(rows, d.w).into();
-    let mut recurrent_bias = None;
-    if let Some((input, recurrent)) = d.bias {
-        projected = g.add(projected, input).into();
-        if layer.kind == Kind::Gru && layer.linear_before_reset {
-            recurrent_bias = Some(recurrent);
-        } else {
-            projected = g.add(projected, recurrent).into();
-        }
-    }
-    let projected = g.reshape(projected, &[rounds, batch, gates * hidden]);
-    let (mut h, mut c) = (d.h, d.c);
-    let mut outputs: Vec<Option<Value>> = vec![None; rounds];
-    let order: Vec<usize> = match d.reverse {
-        true => (0..rounds).rev().collect(),
-        false => (0..rounds).collect(),
-    };
-    for t in order {
-        let round = g.slice_axis(projected, 0, t, t + 1);
-        let round = g.reshape(round, &[batch, gates * hidden]);
-        let (new_h, new_c) = match layer.kind {
-            Kind::Plain => (plain(g, layer, d, round.into(), h)?, c),
-            Kind::Gru => (gru(g, layer, d, round.into(), h, recurrent_bias)?, c),
-            Kind::Lstm => lstm(g, layer, d, round.into(), h, c)?,
-        };
-        let mut output = new_h;
-        (h, c) = match &layer.lengths {
-            None => (new_h, new_c),
-            Some(Lengths::Given(_)) => return Err("the lengths of an unrolled layer must be known".into()),
-            Some(Lengths::Known(lengths)) => {
-                // Sequences that have ended keep their state and give zeros.
-                let going: Vec<u32> = lengths.iter().map(|&n| u32::from(t < n)).collect();
-                let going = g.constant_u32(going, &[batch, 1]);
-                let zero = g.scalar_of(g.dtype(new_h), 0.0);
-                output = g.select(going, new_h, zero).into();
-                (g.select(going, new_h, h).into(), g.select(going, new_c, c).into())
-            }
-        };
-        outputs[t] = Some(g.reshape(output, &[1, 1, batch, hidden]).into());
-    }
-    let parts: Option<Vec<Value>> = outputs.into_iter().collect();
-    let parts = parts.ok_or("a sequence without rounds")?;
-    let y = match parts.as_slice() {
-        [one] => *one,
-        parts => g.concat(parts, 0).into(),
-    };
-    let last = |g: &mut Graph, v: Value| -> Value { g.reshape(v, &[1, batch, hidden]).into() };
-    let (h, c) = (last(g, h), last(g, c));
-    Ok((y, h, c))
-}
-
-/// Column block `i` of a value `[batch, gates * hidden]`.
-fn gate(g: &mut Graph, x: Value, i: usize, hidden: usize) -> Value {
-    g.slice_axis(x, 1, i * hidden, (i + 1) * hidden).into()
-}
-
-/// `f(x W + h R + b)`.
-fn plain(g: &mut Graph, layer: &Layer, d: &Direction, x: Value, h: Value) -> Result<Value, String> {
-    let product = g.matmul_bt(h, d.r);
-    let sum = g.add(x, product);
-    let sum = clipped(g, layer, sum.into());
-    d.activations[0].apply(g, sum)
-}
-
-/// Gates z and r, and the candidate: `(1 - z) candidate + z h`.
-fn gru(
-    g: &mut Graph,
-    layer: &Layer,
-    d: &Direction,
-    x: Value,
-    h: Value,
-    recurrent_bias: Option<Value>,
-) -> Result<Value, String> {
-    let hidden = layer.hidden;
-    let rows = |g: &mut Graph, from: usize, to: usize| g.slice_axis(d.r, 0, from * hidden, to * hidden);
-    let r_gates = rows(g, 0, 2);
-    let r_candidate = rows(g, 2, 3);
-    let mut gates: Value = g.matmul_bt(h, r_gates).into();
-    if let Some(bias) = recurrent_bias {
-        let part = g.slice(bias, &[0], &[2 * hidden]);
-        gates = g.add(gates, part).into();
-    }
-    let own = g.slice_axis(x, 1, 0, 2 * hidden);
-    let sum = g.add(own, gates);
-    let sum = clipped(g, layer, sum.into());
-    let active = d.activations[0].apply(g, sum)?;
-    let (z, r) = (gate(g, active, 0, hidden), gate(g, active, 1, hidden));
-    let own = gate(g, x, 2, hidden);
-    let from_state: Value = if layer.linear_before_reset {
-        let mut product: Value = g.matmul_bt(h, r_candidate).into();
-        if let Some(bias) = recurrent_bias {
-            let part = g.slice(bias, &[2 * hidden], &[3 * hidden]);
-            product = g.add(product, part).into();
-        }
-        g.mul(r, product).into()
-    } else {
-        let reset = g.mul(r, h);
-        g.matmul_bt(reset, r_candidate).into()
-    };
-    let sum = g.add(own, from_state);
-    let sum = clipped(g, layer, sum.into());
-    let candidate = d.activations[1].apply(g, sum)?;
-    // candidate + z (h - candidate)
-    let difference = g.sub(h, candidate);
-    let part = g.mul(z, difference);
-    Ok(g.add(candidate, part).into())
-}
-
-/// Gates i, o, f and the candidate c: new cell `f c + i candidate`, new output `o h(cell)`.
-fn lstm(g: &mut Graph, layer: &Layer, d: &Direction, x: Value, h: Value, c: Value) -> Result<(Value, Value), String> {
-    let hidden = layer.hidden;
-    let product = g.matmul_bt(h, d.r);
-    let sum: Value = g.add(x, product).into();
-    let [mut i, mut o, mut f, candidate] = [0, 1, 2, 3].map(|k| gate(g, sum, k, hidden));
-    let peep = |g: &mut Graph, gate: Value, weight: Value, cell: Value| -> Value {
-        let part = g.mul(weight, cell);
-        g.add(gate, part).into()
-    };
-    if let Some([pi, _, pf]) = d.peepholes {
-        i = peep(g, i, pi, c);
-        f = peep(g, f, pf, c);
-    }
-    let (i, f) = (clipped(g, layer, i), clipped(g, layer, f));
-    let candidate = clipped(g, layer, candidate);
-    let i = d.activations[0].apply(g, i)?;
-    let f = match layer.input_forget {
-        true => {
-            let one = g.scalar_of(g.dtype(i), 1.0);
-            g.sub(one, i).into()
-        }
-        false => d.activations[0].apply(g, f)?,
-    };
-    let candidate = d.activations[1].apply(g, candidate)?;
-    let kept = g.mul(f, c);
-    let added = g.mul(i, candidate);
-    let cell: Value = g.add(kept, added).into();
-    if let Some([_, po, _]) = d.peepholes {
-        o = peep(g, o, po, cell);
-    }
-    let o = clipped(g, layer, o);
-    let o = d.activations[0].apply(g, o)?;
-    let shown = d.activations[2].apply(g, cell)?;
-    Ok((g.mul(o, shown).into(), cell))
 }
