@@ -1,0 +1,329 @@
+//! Calls of MPI, all of which are in this file and in those beside it.
+
+use std::ffi::c_int;
+use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::mem::{self, ManuallyDrop};
+use std::time::Duration;
+
+use meganeura_core::distributed::{Collective, CollectiveFailure};
+use mpi::Threading;
+use mpi::environment::Universe;
+use mpi::ffi;
+
+use crate::notice::Notices;
+use crate::signal;
+
+/// Most elements of one call: MPI counts in `int`.
+const MAX_COUNT: usize = 1 << 28;
+
+/// Bytes of a tensor's name that are compared and told.
+const NAME_BYTES: usize = 72;
+/// Bytes of a header: number and size of the call, its root, and its name.
+const HEADER_BYTES: usize = 40 + NAME_BYTES;
+
+/// What a rank calls.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Header(Vec<u8>);
+
+impl Header {
+    pub(crate) fn new(operation: Collective, tensor: &str, bytes: usize, root: usize) -> Self {
+        let title = format!("{operation} of {tensor}");
+        // Of a long name, its beginning is told and all of it compared.
+        let mut hasher = DefaultHasher::new();
+        title.hash(&mut hasher);
+        let mut header = Vec::with_capacity(HEADER_BYTES);
+        for word in [
+            bytes as u64,
+            root as u64,
+            hasher.finish(),
+            title.len().min(NAME_BYTES) as u64,
+            0,
+        ] {
+            header.extend(word.to_le_bytes());
+        }
+        header.extend(title.bytes().take(NAME_BYTES));
+        header.resize(HEADER_BYTES, 0);
+        Header(header)
+    }
+
+    fn word(bytes: &[u8], at: usize) -> u64 {
+        let mut word = [0; 8];
+        word.copy_from_slice(&bytes[8 * at..8 * at + 8]);
+        u64::from_le_bytes(word)
+    }
+
+    fn title(bytes: &[u8]) -> String {
+        let length = (Header::word(bytes, 3) as usize).min(NAME_BYTES);
+        String::from_utf8_lossy(&bytes[40..40 + length]).into_owned()
+    }
+
+    /// How the call of another rank differs, if it does.
+    fn difference(&self, other: &[u8]) -> Option<String> {
+        let own = &self.0[..];
+        if Header::word(own, 2) != Header::word(other, 2) {
+            return Some(format!("it calls {}", Header::title(other)));
+        }
+        let (bytes, their_bytes) = (Header::word(own, 0), Header::word(other, 0));
+        if bytes != their_bytes {
+            return Some(format!("it has {their_bytes} bytes, here there are {bytes}"));
+        }
+        let (root, their_root) = (Header::word(own, 1), Header::word(other, 1));
+        (root != their_root).then(|| format!("its root is {their_root}, here it is {root}"))
+    }
+}
+
+/// The connection, under the lock of its owner.
+pub(crate) struct State {
+    universe: ManuallyDrop<Universe>,
+    comm: ffi::MPI_Comm,
+    rank: usize,
+    size: usize,
+    pub(crate) notices: Notices,
+    /// Memory that calls read from and write to. It is given up, not freed, where a call does not come to its end.
+    source: Vec<u8>,
+    target: Vec<u8>,
+    /// Whether a call failed: nothing more is called then.
+    is_broken: bool,
+}
+
+// SAFETY: MPI was initialized so that threads may take turns, and the owner's lock has them do that; the handle of a
+// communicator is a number or an address of the library, which any thread may use.
+unsafe impl Send for State {}
+
+impl fmt::Debug for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { rank, size, .. } = self;
+        f.debug_struct("State")
+            .field("rank", rank)
+            .field("size", size)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What an error code of MPI means.
+fn check(code: c_int) -> Result<(), CollectiveFailure> {
+    // `MPI_SUCCESS` is 0 by the standard.
+    if code == 0 {
+        return Ok(());
+    }
+    // More than `MPI_MAX_ERROR_STRING` of either library.
+    let mut text = [0_u8; 2048];
+    let mut length: c_int = 0;
+    // SAFETY: the text has more room than the longest message.
+    let found = unsafe { ffi::MPI_Error_string(code, text.as_mut_ptr().cast(), &mut length) };
+    let message = match (found, usize::try_from(length)) {
+        (0, Ok(length)) => String::from_utf8_lossy(&text[..length.min(text.len())]).into_owned(),
+        _ => format!("MPI error {code}"),
+    };
+    Err(CollectiveFailure::Transport(message))
+}
+
+/// A copy of the communicator of all processes, whose errors are returned.
+fn duplicate() -> Result<ffi::MPI_Comm, String> {
+    // SAFETY: MPI is initialized, so that its constants have their values; the pointers are to locals.
+    unsafe {
+        let mut comm = ffi::RSMPI_COMM_NULL;
+        let made = ffi::MPI_Comm_dup(ffi::RSMPI_COMM_WORLD, &mut comm);
+        let set = ffi::MPI_Comm_set_errhandler(comm, ffi::RSMPI_ERRORS_RETURN);
+        match (made, set) {
+            (0, 0) => Ok(comm),
+            _ => Err("MPI could not make a communicator".into()),
+        }
+    }
+}
+
+impl State {
+    pub(crate) fn open() -> Result<Self, String> {
+        let (universe, threading) = mpi::initialize_with_threading(Threading::Serialized)
+            .ok_or("MPI was initialized in this process before")?;
+        if threading < Threading::Serialized {
+            return Err(format!(
+                "this MPI library gives {threading:?} where MPI_THREAD_SERIALIZED is needed"
+            ));
+        }
+        let (comm, control) = (duplicate()?, duplicate()?);
+        let (mut rank, mut size): (c_int, c_int) = (0, 0);
+        // SAFETY: the communicator is valid, the pointers are to locals.
+        let codes = unsafe { [ffi::MPI_Comm_rank(comm, &mut rank), ffi::MPI_Comm_size(comm, &mut size)] };
+        if codes != [0, 0] {
+            return Err("MPI does not tell the number of processes".into());
+        }
+        let (rank, size) = (rank as usize, size as usize);
+        Ok(State {
+            universe: ManuallyDrop::new(universe),
+            comm,
+            rank,
+            size,
+            notices: Notices::new(control, rank, size),
+            source: Vec::new(),
+            target: Vec::new(),
+            is_broken: false,
+        })
+    }
+
+    pub(crate) fn rank(&self) -> usize {
+        self.rank
+    }
+
+    pub(crate) fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Gives up: tells the other ranks.
+    pub(crate) fn fail(&mut self, reason: &str) {
+        if !mem::replace(&mut self.is_broken, true) {
+            self.notices.tell_end(reason);
+        }
+    }
+
+    /// Compares a call with those of all other ranks.
+    pub(crate) fn compare(&mut self, header: &Header, limit: Duration) -> Result<(), CollectiveFailure> {
+        self.notices.begin();
+        let mut all = vec![0; HEADER_BYTES * self.size];
+        self.all_gather(&header.0, &mut all, limit)?;
+        let mut others = all.chunks_exact(HEADER_BYTES).enumerate();
+        match others.find_map(|(peer, other)| Some((peer, header.difference(other)?))) {
+            Some((peer, what)) => Err(CollectiveFailure::Mismatch { peer, what }),
+            None => Ok(()),
+        }
+    }
+
+    /// Starts a call with memory of `source` and `target`, and waits for it.
+    fn start(
+        &mut self,
+        limit: Duration,
+        call: impl FnOnce(*const u8, *mut u8, ffi::MPI_Comm, *mut ffi::MPI_Request) -> c_int,
+    ) -> Result<(), CollectiveFailure> {
+        if self.is_broken {
+            return Err(CollectiveFailure::Transport("the communicator failed before".into()));
+        }
+        // SAFETY: MPI is initialized, so that the constant has its value.
+        let mut request = unsafe { ffi::RSMPI_REQUEST_NULL };
+        check(call(
+            self.source.as_ptr(),
+            self.target.as_mut_ptr(),
+            self.comm,
+            &mut request,
+        ))?;
+        let waited = self.notices.wait(&mut request, limit);
+        if waited.is_err() {
+            // The library may still read and write them.
+            mem::forget(mem::take(&mut self.source));
+            mem::forget(mem::take(&mut self.target));
+        }
+        waited
+    }
+
+    /// Replaces the contents of `source`, and makes room in `target`.
+    fn fill(&mut self, source: &[u8], target: usize) {
+        self.source.clear();
+        self.source.extend_from_slice(source);
+        self.target.resize(target, 0);
+    }
+
+    pub(crate) fn all_reduce(&mut self, data: &mut [f32], limit: Duration) -> Result<(), CollectiveFailure> {
+        for part in data.chunks_mut(MAX_COUNT) {
+            let count = part.len() as c_int;
+            self.fill(bytes_of(part), size_of_val(part));
+            // SAFETY: both memories have `count` numbers of four bytes, and live until the call is complete or for ever.
+            self.start(limit, |source, target, comm, request| unsafe {
+                let (kind, op) = (ffi::RSMPI_FLOAT, ffi::RSMPI_SUM);
+                ffi::MPI_Iallreduce(source.cast(), target.cast(), count, kind, op, comm, request)
+            })?;
+            bytes_of_mut(part).copy_from_slice(&self.target);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn reduce(&mut self, root: usize, data: &mut [f32], limit: Duration) -> Result<(), CollectiveFailure> {
+        let (root, is_root) = (root as c_int, root == self.rank);
+        for part in data.chunks_mut(MAX_COUNT) {
+            let count = part.len() as c_int;
+            self.fill(bytes_of(part), size_of_val(part));
+            // SAFETY: as above.
+            self.start(limit, |source, target, comm, request| unsafe {
+                let (kind, op) = (ffi::RSMPI_FLOAT, ffi::RSMPI_SUM);
+                ffi::MPI_Ireduce(source.cast(), target.cast(), count, kind, op, root, comm, request)
+            })?;
+            if is_root {
+                bytes_of_mut(part).copy_from_slice(&self.target);
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn reduce_scatter(
+        &mut self,
+        data: &[f32],
+        own: &mut [f32],
+        limit: Duration,
+    ) -> Result<(), CollectiveFailure> {
+        let count = count(own.len())?;
+        self.fill(bytes_of(data), size_of_val(own));
+        // SAFETY: as above, with `count` numbers in the target and as many for each rank in the source.
+        self.start(limit, |source, target, comm, request| unsafe {
+            let (kind, op) = (ffi::RSMPI_FLOAT, ffi::RSMPI_SUM);
+            ffi::MPI_Ireduce_scatter_block(source.cast(), target.cast(), count, kind, op, comm, request)
+        })?;
+        bytes_of_mut(own).copy_from_slice(&self.target);
+        Ok(())
+    }
+
+    pub(crate) fn all_gather(&mut self, own: &[u8], all: &mut [u8], limit: Duration) -> Result<(), CollectiveFailure> {
+        let count = count(own.len())?;
+        self.fill(own, all.len());
+        // SAFETY: as above, with `count` bytes in the source and as many for each rank in the target.
+        self.start(limit, |source, target, comm, request| unsafe {
+            let kind = ffi::RSMPI_UINT8_T;
+            ffi::MPI_Iallgather(source.cast(), count, kind, target.cast(), count, kind, comm, request)
+        })?;
+        all.copy_from_slice(&self.target);
+        Ok(())
+    }
+
+    pub(crate) fn broadcast(&mut self, root: usize, data: &mut [u8], limit: Duration) -> Result<(), CollectiveFailure> {
+        let root = root as c_int;
+        for part in data.chunks_mut(MAX_COUNT) {
+            let count = part.len() as c_int;
+            self.fill(&[], part.len());
+            self.target.copy_from_slice(part);
+            // SAFETY: as above, with `count` bytes in the target.
+            self.start(limit, |_, target, comm, request| unsafe {
+                ffi::MPI_Ibcast(target.cast(), count, ffi::RSMPI_UINT8_T, root, comm, request)
+            })?;
+            part.copy_from_slice(&self.target);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for State {
+    fn drop(&mut self) {
+        signal::finish();
+        // One that failed is not finalized, as ranks may be gone that MPI would wait for.
+        if !self.is_broken && !std::thread::panicking() {
+            // SAFETY: it is dropped once, and not used afterwards.
+            unsafe { ManuallyDrop::drop(&mut self.universe) };
+        }
+    }
+}
+
+fn count(elements: usize) -> Result<c_int, CollectiveFailure> {
+    match elements {
+        0..=MAX_COUNT => Ok(elements as c_int),
+        _ => Err(CollectiveFailure::Invalid(format!(
+            "{elements} elements of each rank are more than {MAX_COUNT}"
+        ))),
+    }
+}
+
+fn bytes_of(data: &[f32]) -> &[u8] {
+    // SAFETY: `f32` has no padding; the length in bytes is that of the slice; u8 has no alignment.
+    unsafe { std::slice::from_raw_parts(data.as_ptr().cast(), size_of_val(data)) }
+}
+
+fn bytes_of_mut(data: &mut [f32]) -> &mut [u8] {
+    // SAFETY: as in `bytes_of`; any bytes form valid numbers; the borrow is exclusive.
+    unsafe { std::slice::from_raw_parts_mut(data.as_mut_ptr().cast(), size_of_val(data)) }
+}
