@@ -1,6 +1,7 @@
 //! Mini-batches.
 
 use std::iter::FusedIterator;
+use std::ops::Range;
 
 use super::{
     dataset::Dataset,
@@ -40,6 +41,8 @@ pub struct Batches<'a> {
     data: &'a Dataset,
     order: Vec<usize>,
     batch_size: usize,
+    /// The rows of each batch that are handed out, as positions in the batch.
+    part: Range<usize>,
     /// Batches in the epoch, and batches handed out.
     total: usize,
     done: usize,
@@ -98,6 +101,7 @@ impl<'a> Batches<'a> {
             data,
             order: (0..len).collect(),
             batch_size,
+            part: 0..batch_size,
             total,
             done: 0,
         })
@@ -111,6 +115,13 @@ impl<'a> Batches<'a> {
     /// The number of rows in every batch.
     pub fn batch_size(&self) -> usize {
         self.batch_size
+    }
+
+    /// From now on hands out these rows of each batch alone, as positions in the batch: what a rank of several takes of
+    /// it. Positions outside of the batch are left out.
+    pub fn take_part(&mut self, part: Range<usize>) {
+        let end = part.end.min(self.batch_size);
+        self.part = part.start.min(end)..end;
     }
 
     /// Leaves out so many batches, or all that are left.
@@ -135,14 +146,15 @@ impl<'a> Batches<'a> {
         self.done += 1;
 
         features.clear();
-        features.reserve(self.batch_size * self.data.feature_len());
+        features.reserve(self.part.len() * self.data.feature_len());
         labels.clear();
-        labels.reserve(self.batch_size);
+        labels.reserve(self.part.len());
         for (values, label) in self.rows_from(start).filter_map(|row| self.data.example(row)) {
             features.extend_from_slice(values);
             labels.push(label);
         }
-        Some(self.batch_size.min(self.order.len() - start))
+        let fresh = self.batch_size.min(self.order.len() - start);
+        Some(fresh.saturating_sub(self.part.start).min(self.part.len()))
     }
 
     /// Writes the targets of the last batch into `targets`, `[batch_size, outputs]`, for a data set of regression.
@@ -150,7 +162,7 @@ impl<'a> Batches<'a> {
     pub fn targets_into(&self, targets: &mut Vec<f32>) {
         targets.clear();
         if self.data.is_regression() {
-            targets.reserve(self.batch_size * self.data.outputs());
+            targets.reserve(self.part.len() * self.data.outputs());
             targets.extend(self.rows().filter_map(|row| self.data.target(row)).flatten());
         }
     }
@@ -166,7 +178,7 @@ impl<'a> Batches<'a> {
     /// last batch may run past the end, on into the start of the order.
     fn rows_from(&self, start: usize) -> impl Iterator<Item = usize> + '_ {
         let rows = self.order[start..].iter().chain(&self.order);
-        rows.take(self.batch_size).copied()
+        rows.skip(self.part.start).take(self.part.len()).copied()
     }
 }
 
@@ -229,6 +241,22 @@ mod tests {
         let data = rows(8);
         let collect = |mode| Batches::new(&data, 4, 1, 0, mode).unwrap().collect::<Vec<_>>();
         assert_eq!(collect(Remainder::Drop), collect(Remainder::Wrap));
+    }
+
+    #[test]
+    fn parts_of_all_ranks_are_the_batch() {
+        let data = rows(10);
+        let whole: Vec<Batch> = Batches::new(&data, 4, 1, 3, Remainder::Wrap).unwrap().collect();
+        let part = |range| {
+            let mut batches = Batches::new(&data, 4, 1, 3, Remainder::Wrap).unwrap();
+            batches.take_part(range);
+            batches.collect::<Vec<_>>()
+        };
+        for ((whole, first), second) in whole.iter().zip(part(0..1)).zip(part(1..4)) {
+            assert_eq!(whole.labels, [first.labels, second.labels].concat());
+            assert_eq!(whole.features, [first.features, second.features].concat());
+            assert_eq!(whole.fresh, first.fresh + second.fresh);
+        }
     }
 
     #[test]

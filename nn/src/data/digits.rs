@@ -47,7 +47,7 @@ pub const DIGITS_SPLIT_SEED: u64 = 0;
 ///
 /// None in an intact build; damaged embedded data are reported as for a file.
 pub fn digits() -> Result<Dataset, DataError> {
-    let csv = Stream::from_bytes(DIGITS_CSV_GZ, NAME)?.rest(CSV_LEN)?;
+    let csv = Stream::from_bytes(DIGITS_CSV_GZ, NAME)?.rest(CSV_LEN, 1)?;
     let (pixels, labels) = parse_csv(&csv, NAME)?;
     Dataset::new("digits", pixels, vec![1, SIDE, SIDE], labels, CLASSES)?.normalised(FULL_SCALE as f32)
 }
@@ -199,7 +199,7 @@ mod tests {
     #[test]
     fn damaged_embedded_bytes_are_errors() {
         let cut = &DIGITS_CSV_GZ[..DIGITS_CSV_GZ.len() - 9];
-        let error = Stream::from_bytes(cut, NAME).unwrap().rest(CSV_LEN).unwrap_err();
+        let error = Stream::from_bytes(cut, NAME).unwrap().rest(CSV_LEN, 1).unwrap_err();
         assert!(matches!(error, DataError::Gzip { .. }), "{error}");
     }
 }

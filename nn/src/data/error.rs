@@ -185,6 +185,22 @@ pub enum DataError {
         columns: usize,
     },
 
+    /// Compressed data that would take more memory than there is.
+    #[error(
+        "{name}: {stored} compressed bytes would take {needed} bytes of memory, and {free} are free\n  help: if the data \
+         are what you expect, train on fewer of them, or on a machine with more memory"
+    )]
+    Expansion {
+        /// The file or array.
+        name: String,
+        /// Bytes in the file.
+        stored: u64,
+        /// Bytes in memory, with the copies that training takes.
+        needed: u64,
+        /// Bytes that are free.
+        free: u64,
+    },
+
     /// A batch size of 0.
     #[error("{name}: the batch size is 0; use a size from 1 to {len}, the number of examples")]
     ZeroBatch {

@@ -1,12 +1,12 @@
 //! Bytes of a file that may be gzip-compressed and may be hostile.
 
 use std::{
-    fs::File,
     io::{self, BufRead, BufReader, Read},
     path::Path,
 };
 
 use flate2::bufread::MultiGzDecoder;
+use meganeura_core::files::{free_memory, open_regular};
 
 use super::error::DataError;
 
@@ -26,12 +26,15 @@ pub(super) struct Stream<'a> {
     position: u64,
     /// Total length when known, which it is for uncompressed input.
     len: Option<u64>,
+    /// Bytes that it takes in the file, where it may be compressed.
+    stored: u64,
 }
 
 impl<'a> Stream<'a> {
     /// Reads from memory; `name` appears in errors.
     pub(super) fn from_bytes(bytes: &'a [u8], name: &'a str) -> Result<Self, DataError> {
-        Self::new(bytes, bytes.len() as u64, name)
+        let len = bytes.len() as u64;
+        Self::new(bytes, len, len, name)
     }
 
     /// Opens the file at `path`; `name` appears in errors.
@@ -40,24 +43,18 @@ impl<'a> Stream<'a> {
             name: name.into(),
             source,
         };
-        let file = File::open(path).map_err(io_error)?;
-        let metadata = file.metadata().map_err(io_error)?;
-        if !metadata.is_file() {
-            // A device or pipe has no length to hold the header against.
-            return Err(io_error(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                "not a regular file",
-            )));
-        }
-        Self::new(BufReader::new(file), metadata.len(), name)
+        // A device or pipe has no length to hold the header against.
+        let file = open_regular(path).map_err(io_error)?;
+        let len = file.metadata().map_err(io_error)?.len();
+        Self::new(BufReader::new(file), len, len, name)
     }
 
-    /// Reads from any reader; `len` is the length that is declared for it.
-    pub(super) fn from_reader(reader: impl Read + 'a, len: u64, name: &'a str) -> Result<Self, DataError> {
-        Self::new(BufReader::new(reader), len, name)
+    /// Reads from any reader; `len` is the length that is declared for it, of what is `stored` bytes in a file.
+    pub(super) fn from_reader(reader: impl Read + 'a, len: u64, stored: u64, name: &'a str) -> Result<Self, DataError> {
+        Self::new(BufReader::new(reader), len, stored, name)
     }
 
-    fn new(mut input: impl BufRead + 'a, len: u64, name: &'a str) -> Result<Self, DataError> {
+    fn new(mut input: impl BufRead + 'a, len: u64, stored: u64, name: &'a str) -> Result<Self, DataError> {
         let start = input.fill_buf().map_err(|source| DataError::Io {
             name: name.into(),
             source,
@@ -74,6 +71,7 @@ impl<'a> Stream<'a> {
             gzip,
             position: 0,
             len: (!gzip).then_some(len),
+            stored,
         })
     }
 
@@ -102,12 +100,12 @@ impl<'a> Stream<'a> {
         Ok(out)
     }
 
-    /// The next `len` bytes, after which the stream must end.
+    /// The next `len` bytes, values of `value_bytes` bytes each, after which the stream must end.
     ///
     /// An uncompressed stream of the wrong length is refused before anything
     /// is allocated. A compressed one is decompressed up to `len` bytes plus
     /// one, which also verifies its checksum, and no further.
-    pub(super) fn rest(mut self, len: usize) -> Result<Vec<u8>, DataError> {
+    pub(super) fn rest(mut self, len: usize, value_bytes: usize) -> Result<Vec<u8>, DataError> {
         let expected = self.position.saturating_add(len as u64);
         match self.len {
             Some(found) if found < expected => {
@@ -120,6 +118,7 @@ impl<'a> Stream<'a> {
             Some(found) if found > expected => return Err(self.trailing(expected, found)),
             _ => {}
         }
+        self.check_expansion(len, value_bytes)?;
         let mut out = Vec::new();
         while out.len() < len {
             let start = out.len();
@@ -135,6 +134,21 @@ impl<'a> Stream<'a> {
             return Err(self.trailing(expected, found));
         }
         Ok(out)
+    }
+
+    /// Refuses compressed data that grow beyond the memory that there is for them: beside what is read there will be the
+    /// values as `f32`, and once more scaled.
+    fn check_expansion(&self, len: usize, value_bytes: usize) -> Result<(), DataError> {
+        let needed = memory_for(len as u64, value_bytes as u64);
+        match free_memory() {
+            Some(free) if len as u64 > self.stored && needed > free => Err(DataError::Expansion {
+                name: self.name.into(),
+                stored: self.stored,
+                needed,
+                free,
+            }),
+            _ => Ok(()),
+        }
     }
 
     /// Reads until `buffer` is full or the stream ends; returns the bytes read.
@@ -180,5 +194,31 @@ impl<'a> Stream<'a> {
             expected,
             found,
         }
+    }
+}
+
+/// Bytes of memory for so many bytes of values and what training makes of them.
+fn memory_for(len: u64, value_bytes: u64) -> u64 {
+    const COPIES: u64 = 2 * size_of::<f32>() as u64;
+    (len / value_bytes.max(1)).saturating_mul(COPIES).saturating_add(len)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn compressed_data_beyond_the_memory_are_refused_before_they_are_read() {
+        assert_eq!(memory_for(100, 1), 900);
+        assert_eq!(memory_for(100, 4), 300);
+        // There is no machine with so much; what is stored so large is another matter, as it is there.
+        let stream = |stored| Stream::from_reader(io::repeat(0), u64::MAX, stored, "bomb").expect("a stream");
+        let error = stream(1000).check_expansion(1 << 60, 1);
+        if cfg!(target_os = "linux") {
+            let error = error.expect_err("too much").to_string();
+            assert!(error.contains("bomb: 1000 compressed bytes would take"), "{error}");
+        }
+        assert!(stream(1 << 60).check_expansion(1 << 60, 1).is_ok());
+        assert!(stream(1000).check_expansion(1 << 20, 1).is_ok());
     }
 }

@@ -62,9 +62,9 @@ pub use linear::{Linear, LinearConfig};
 pub(crate) use lora::LORA_PART;
 pub use lora::{LORA_LAYERS, LoraConfig, LoraTargets};
 pub use position_embedding::PositionEmbedding;
-pub use recurrent::{Gru, GruStates, Lstm, LstmStates, RecurrentConfig};
+pub use recurrent::{Gru, GruStates, Lstm, LstmStates, RecurrentConfig, Rnn, RnnActivation, RnnStates};
 pub use rms_norm::RmsNorm;
-pub use self_attention::{SelfAttention, SelfAttentionConfig, WithKv};
+pub use self_attention::{PagedRows, SelfAttention, SelfAttentionConfig, WithKv};
 pub use stored::WeightStorage;
 
 use meganeura_core::{Graph, NodeId};

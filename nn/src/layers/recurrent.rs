@@ -1,11 +1,11 @@
-//! Recurrent layers: long short-term memory and gated recurrent units.
+//! Recurrent layers: long short-term memory, gated recurrent units and plain recurrences.
 
 use meganeura_core::graph::Value;
 use meganeura_core::{Graph, Init, NodeId};
 
 use super::{reject_zero_sizes, scoped};
 
-/// Options of a recurrent layer of one direction: [`Lstm`] or [`Gru`].
+/// Options of a recurrent layer of one direction: [`Lstm`], [`Gru`] or [`Rnn`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RecurrentConfig {
     inputs: usize,
@@ -63,6 +63,16 @@ impl RecurrentConfig {
         Gru(g.at_caller(|g| self.build(g, "gru", name, 3)))
     }
 
+    /// Registers the parameters of a plain recurrent layer with this activation, those of [`RecurrentConfig::lstm`] with
+    /// `hidden` instead of `4 hidden`.
+    #[track_caller]
+    pub fn rnn(self, g: &mut Graph, name: &str, activation: RnnActivation) -> Rnn {
+        Rnn {
+            layer: g.at_caller(|g| self.build(g, "rnn", name, 1)),
+            activation,
+        }
+    }
+
     fn build(self, g: &mut Graph, kind: &'static str, name: &str, gates: usize) -> Recurrent {
         let (inputs, hidden) = (self.inputs, self.hidden);
         let layer = format!("{kind} '{name}'");
@@ -95,6 +105,16 @@ impl RecurrentConfig {
             .then(|| ["bias_ih", "bias_hh"].map(|bias| g.parameter(&own(bias), &[rows])));
         built([weight_ih, weight_hh], biases)
     }
+}
+
+/// What follows the sum of a step of an [`Rnn`]: PyTorch's `nonlinearity`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RnnActivation {
+    /// The hyperbolic tangent.
+    #[default]
+    Tanh,
+    /// `max(0, x)`.
+    Relu,
 }
 
 /// Parameters of a layer.
@@ -139,6 +159,16 @@ impl Recurrent {
         let rows = g.reshape(x, &[steps * batch, inputs]);
         let gates = g.matmul_bt(rows, self.weight_ih);
         g.reshape(gates, &[steps, batch, self.gates * hidden])
+    }
+
+    /// The same with both biases.
+    fn project_biased(&self, g: &mut Graph, x: Value) -> NodeId {
+        let gates = self.project(g, x);
+        let Some([input, recurrent]) = self.biases else {
+            return gates;
+        };
+        let bias = g.add(input, recurrent);
+        g.add(gates, bias)
     }
 
     /// Zeros `[batch, hidden]` for a sequence `[steps, batch, inputs]`.
@@ -209,11 +239,7 @@ impl Lstm {
 
     fn steps(&self, g: &mut Graph, x: Value, [hidden, cell]: [Value; 2], lengths: Option<Value>) -> LstmStates {
         let layer = &self.0;
-        let mut gates = layer.project(g, x);
-        if let Some([input, recurrent]) = layer.biases {
-            let bias = g.add(input, recurrent);
-            gates = g.add(gates, bias);
-        }
+        let gates = layer.project_biased(g, x);
         let steps = g.lstm(gates, layer.weight_hh, hidden, cell, lengths, layer.reverse);
         g.named(steps, &layer.name);
         let cells = g.port(steps, 1);
@@ -292,6 +318,66 @@ impl Gru {
         );
         g.named(steps, &layer.name);
         GruStates {
+            steps,
+            hidden: layer.last(g, steps.into()),
+        }
+    }
+}
+
+/// A plain recurrent layer over a sequence, as PyTorch `RNN` with one layer; see [`Graph::rnn`].
+#[derive(Clone, Debug)]
+pub struct Rnn {
+    layer: Recurrent,
+    activation: RnnActivation,
+}
+
+/// What an [`Rnn`] gives.
+#[derive(Clone, Copy, Debug)]
+pub struct RnnStates {
+    /// The state after each step, `[steps, batch, hidden]`.
+    pub steps: NodeId,
+    /// The state after the step that is computed last, `[batch, hidden]`.
+    pub hidden: NodeId,
+}
+
+impl Rnn {
+    /// A layer with tanh and the defaults of [`RecurrentConfig`].
+    #[track_caller]
+    pub fn new(g: &mut Graph, name: &str, inputs: usize, hidden: usize) -> Self {
+        RecurrentConfig::new(inputs, hidden).rnn(g, name, RnnActivation::Tanh)
+    }
+
+    /// `x [steps, batch, inputs]`, from a state of zeros.
+    #[track_caller]
+    pub fn forward(&self, g: &mut Graph, x: impl Into<Value>) -> RnnStates {
+        let x = x.into();
+        g.within(self.layer.what(), |g| {
+            let zeros = self.layer.zeros(g, x);
+            self.steps(g, x, zeros, None)
+        })
+    }
+
+    /// `x [steps, batch, inputs]` from a state `[batch, hidden]`. With `lengths [batch]` (`u32` or `i32`) a sequence keeps
+    /// its state from its length on.
+    #[track_caller]
+    pub fn forward_from(
+        &self,
+        g: &mut Graph,
+        x: impl Into<Value>,
+        hidden: impl Into<Value>,
+        lengths: Option<Value>,
+    ) -> RnnStates {
+        let (x, hidden) = (x.into(), hidden.into());
+        g.within(self.layer.what(), |g| self.steps(g, x, hidden, lengths))
+    }
+
+    fn steps(&self, g: &mut Graph, x: Value, hidden: Value, lengths: Option<Value>) -> RnnStates {
+        let layer = &self.layer;
+        let gates = layer.project_biased(g, x);
+        let relu = self.activation == RnnActivation::Relu;
+        let steps = g.rnn(gates, layer.weight_hh, hidden, lengths, relu, layer.reverse);
+        g.named(steps, &layer.name);
+        RnnStates {
             steps,
             hidden: layer.last(g, steps.into()),
         }

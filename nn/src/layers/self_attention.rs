@@ -229,6 +229,18 @@ pub struct WithKv {
     pub kv: [NodeId; 2],
 }
 
+/// Where tokens of several sequences stand, and where their keys and values are cached: see [`SelfAttention::forward_paged`].
+#[derive(Clone, Copy, Debug)]
+pub struct PagedRows {
+    /// The position of each row in its sequence, `u32 [rows]`.
+    pub positions: NodeId,
+    /// The row of all blocks together that its key and value are written to, `u32 [rows]`; see
+    /// [`Graph::paged_cache_write`].
+    pub slots: NodeId,
+    /// The blocks of its sequence, `u32 [rows, blocks of a sequence]`; see [`Graph::paged_attention`].
+    pub block_table: NodeId,
+}
+
 impl SelfAttention {
     /// `x [..., rows, dim] -> [..., rows, dim]`.
     #[track_caller]
@@ -276,6 +288,29 @@ impl SelfAttention {
                 g.named(written, &self.name)
             });
             let y = g.cached_attention_with(q, k, v, kv_pos, self.options());
+            self.finish(g, y)
+        })
+    }
+
+    /// A step of decoding for tokens of several sequences: `x [rows, dim] -> [rows, dim]`. Their keys and values are written
+    /// into the blocks of `cache`, the keys and the values `[blocks, block_rows, kv_heads * head_dim]`, states or parameters;
+    /// `at` says where, and whose blocks a row sees.
+    #[track_caller]
+    pub fn forward_paged(&self, g: &mut Graph, x: impl Into<Value>, cache: [NodeId; 2], at: PagedRows) -> NodeId {
+        let x = x.into();
+        g.within(self.config.description(&self.name), |g| {
+            // Positions are given for sequences: each row is one.
+            let rows = g.shape(x).first().copied().unwrap_or_default();
+            let of_sequences = g.reshape(x, &[rows, 1, self.config.dim]);
+            let [q, k, v] = self.heads(g, of_sequences.into(), Some(at.positions)).map(|y| {
+                let width = g.shape(y).last().copied().unwrap_or_default();
+                g.reshape(y, &[rows, width])
+            });
+            let [k, v] = [(k, cache[0]), (v, cache[1])].map(|(new, cache)| {
+                let written = g.paged_cache_write(new, cache, at.slots);
+                g.named(written, &self.name)
+            });
+            let y = g.paged_attention(q, k, v, at.positions, at.block_table, self.options());
             self.finish(g, y)
         })
     }

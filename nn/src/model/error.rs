@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use meganeura_core::files::FolderError;
+
 use crate::data::DataError;
 
 /// Why a model could not be made, saved, loaded or used.
@@ -128,6 +130,16 @@ pub enum ModelError {
         /// Zero-based row.
         row: usize,
     },
+}
+
+impl From<FolderError> for ModelError {
+    fn from(error: FolderError) -> Self {
+        match error {
+            FolderError::NotReplaced { folder, message } => ModelError::NotReplaced { folder, message },
+            FolderError::Io { path, action, source } => ModelError::Io { path, action, source },
+            other => ModelError::Core(other.into_error()),
+        }
+    }
 }
 
 impl ModelError {

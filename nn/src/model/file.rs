@@ -1,11 +1,11 @@
 //! The files of a model folder.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::{self, Read};
+use std::fs;
+use std::io;
 use std::path::Path;
 
-use meganeura_core::files::sha256;
+use meganeura_core::files::{FolderKind, NewFolder, old_of, place_of, read_limited, sha256};
 use meganeura_core::{Weight, Weights};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde::de::DeserializeOwned;
@@ -13,7 +13,6 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::architecture::Leaf;
-use super::folder::{JSON, WEIGHTS, old_of};
 use super::{Model, ModelError, Tensor, check};
 
 /// Version of what is written.
@@ -22,6 +21,30 @@ const FORMAT: u64 = 1;
 const MAX_JSON_BYTES: u64 = 1 << 26;
 /// Times that a folder is read again because a program replaced it meanwhile.
 const ATTEMPTS: usize = 10;
+
+const JSON: &str = "model.json";
+const WEIGHTS: &str = "model.safetensors";
+/// What a folder holds that a model may replace.
+pub(super) const FOLDER: FolderKind = FolderKind {
+    names: &[JSON, WEIGHTS],
+    marker: JSON,
+    // Another program's file may have the same name.
+    is_own: |text| {
+        let fields = serde_json::from_slice::<Value>(text).ok();
+        fields.is_some_and(|fields| fields.get("format").is_some() && fields.get("architecture").is_some())
+    },
+};
+
+/// Writes a folder with the two files in place of the one there.
+pub(super) fn save(model: &Model, folder: &Path) -> Result<(), ModelError> {
+    let (json, weights) = encode(model, folder)?;
+    let new = NewFolder::begin(folder, FOLDER)?;
+    for (name, bytes) in [(WEIGHTS, weights), (JSON, json)] {
+        let path = new.path().join(name);
+        fs::write(&path, bytes).map_err(ModelError::io(&path, "write"))?;
+    }
+    Ok(new.put()?)
+}
 
 /// What `model.json` says of the weights.
 #[derive(Serialize, Deserialize)]
@@ -33,7 +56,7 @@ struct WeightsFile {
 }
 
 /// The contents of both files; `folder` is where they are to be written.
-pub(super) fn encode(model: &Model, folder: &Path) -> Result<(Vec<u8>, Vec<u8>), ModelError> {
+fn encode(model: &Model, folder: &Path) -> Result<(Vec<u8>, Vec<u8>), ModelError> {
     let unwritable = |field: &'static str, message: String| ModelError::Invalid { field, message };
     let mut weights = Weights::default();
     for Tensor { leaf, values } in &model.tensors {
@@ -68,11 +91,8 @@ pub(super) fn encode(model: &Model, folder: &Path) -> Result<(Vec<u8>, Vec<u8>),
 pub(super) fn load(folder: &Path) -> Result<Model, ModelError> {
     let mut last = None;
     for _ in 0..ATTEMPTS {
-        // Saving where there is no exchange has an instant in which the old folder has this name.
-        let place = match (folder.exists(), old_of(folder)) {
-            (false, Some(old)) if old.is_dir() => old,
-            _ => folder.to_owned(),
-        };
+        // Saving where there is no exchange has an instant in which the old folder has another name.
+        let place = place_of(folder);
         let json = match read_json(&place) {
             Ok(json) => json,
             // A name that is there again, or another one, is worth another look.
@@ -116,27 +136,13 @@ fn read_json(folder: &Path) -> Result<Vec<u8>, ModelError> {
 
 /// A file of at most so many bytes.
 fn read(path: &Path, limit: u64) -> Result<Vec<u8>, ModelError> {
-    // Before it is opened, which waits for a writer where it is a pipe.
-    let found = fs::metadata(path).map_err(ModelError::io(path, "read"))?;
-    if !found.is_file() {
-        return Err(ModelError::Damaged {
+    read_limited(path, limit).map_err(|e| match e.kind() {
+        io::ErrorKind::InvalidInput | io::ErrorKind::FileTooLarge => ModelError::Damaged {
             file: path.to_owned(),
-            message: "it is not a regular file".into(),
-        });
-    }
-    let (file, length) = (File::open(path).map_err(ModelError::io(path, "read"))?, found.len());
-    let mut bytes = Vec::new();
-    // No more is read than was promised, however the file grows.
-    file.take(limit.saturating_add(1))
-        .read_to_end(&mut bytes)
-        .map_err(ModelError::io(path, "read"))?;
-    match length.max(bytes.len() as u64) {
-        found if found > limit => Err(ModelError::Damaged {
-            file: path.to_owned(),
-            message: format!("it has {found} bytes, and may have {limit}"),
-        }),
-        _ => Ok(bytes),
-    }
+            message: e.to_string(),
+        },
+        _ => ModelError::io(path, "read")(e),
+    })
 }
 
 /// The model of a folder whose `model.json` was read.

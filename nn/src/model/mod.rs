@@ -93,7 +93,6 @@ mod architecture;
 mod error;
 mod features;
 mod file;
-mod folder;
 mod predictor;
 mod task;
 
@@ -110,6 +109,7 @@ pub use task::{Preprocessing, Task};
 use crate::data::{TableReadOptions, TableRows, TableSchema, read_images};
 use crate::trainer::Trainer;
 use architecture::Leaf;
+use meganeura_core::files::prepare_folder;
 use meganeura_core::{Graph, Session};
 
 /// A trained model; see the [module documentation](self).
@@ -219,9 +219,7 @@ impl Model {
     /// [`ModelError::NotReplaced`] for a folder that is there and has anything else in it; [`ModelError::Io`], with the
     /// folder as it was.
     pub fn save(&self, folder: impl AsRef<Path>) -> Result<(), ModelError> {
-        let folder = folder.as_ref();
-        let (json, weights) = file::encode(self, folder)?;
-        folder::replace(folder, &json, &weights)
+        file::save(self, folder.as_ref())
     }
 
     /// Checks that [`save`](Self::save) can write a folder, so that a long training does not end with an error.
@@ -229,7 +227,7 @@ impl Model {
     /// # Errors
     /// As there.
     pub fn prepare(folder: impl AsRef<Path>) -> Result<(), ModelError> {
-        folder::prepare(folder.as_ref())
+        Ok(prepare_folder(folder.as_ref(), file::FOLDER)?)
     }
 
     /// The whole model as a graph: one input, `x` (`f32 [batch, feature_shape...]`, not yet standardised), and one result,

@@ -3,6 +3,8 @@
 use std::fmt;
 
 use meganeura_compiler::{SessionConfig, build};
+use meganeura_core::distributed::{Communicator, agree};
+use meganeura_core::files::sha256;
 use meganeura_core::precision::Precision;
 use meganeura_core::{Mode, Session};
 use serde::{Deserialize, Serialize};
@@ -184,25 +186,80 @@ impl Predictor {
     /// As for [`outputs`](Self::outputs); [`ModelError::Features`] for data of another task, with more classes, another
     /// number of targets, or standardised ones.
     pub fn evaluate(&mut self, data: &Dataset) -> Result<PredictionReport, ModelError> {
+        self.check_data(data)?;
+        let outputs = self.outputs(&Features::from(data))?;
+        Ok(self.report(data, &outputs))
+    }
+
+    /// [`Predictor::evaluate`] on several ranks: each computes the outputs for its part of the examples, and all get the
+    /// report of all. Every rank calls it, with the same model and data.
+    ///
+    /// # Errors
+    /// As there; [`ModelError::Core`] where a rank has another model or other data, on every rank, or does not answer.
+    pub fn evaluate_on_ranks(
+        &mut self,
+        data: &Dataset,
+        ranks: &dyn Communicator,
+    ) -> Result<PredictionReport, ModelError> {
+        self.check_data(data)?;
+        let (weights, width) = (self.session.try_weights()?, self.task.outputs());
+        let features = data.features().iter().flat_map(|value| value.to_le_bytes());
+        let labels = data.labels().iter().flat_map(|label| label.to_le_bytes());
+        let targets = data.targets().iter().flat_map(|target| target.to_le_bytes());
+        let data_bytes: Vec<u8> = features.chain(labels).chain(targets).collect();
+        let facts = [
+            ("version", env!("CARGO_PKG_VERSION").to_owned()),
+            ("number of examples", data.len().to_string()),
+            ("model", sha256([&weights.to_bytes()?[..]])),
+            ("data", sha256([&data_bytes[..]])),
+        ];
+        agree(ranks, "the evaluation", &facts)?;
+        // Parts of one size, of which the last may be shorter or empty.
+        let part = data.len().div_ceil(ranks.size());
+        let first = (part * ranks.rank()).min(data.len());
+        let rows: Vec<usize> = (first..(first + part).min(data.len())).collect();
+        let mut own = match rows.is_empty() {
+            true => Vec::new(),
+            false => self
+                .outputs(&Features::from(&data.subset(&rows)?))
+                .map_err(|e| counted_from(first, e))?,
+        };
+        own.resize(part * width, 0.0);
+        let own: Vec<u8> = own.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let mut all = vec![0; own.len() * ranks.size()];
+        ranks.all_gather("the outputs", &own, &mut all)?;
+        let values = all
+            .chunks_exact(4)
+            .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+        let outputs: Vec<f32> = values.take(data.len() * width).collect();
+        Ok(self.report(data, &outputs))
+    }
+
+    /// Whether data are what the model predicts.
+    fn check_data(&self, data: &Dataset) -> Result<(), ModelError> {
         let fits = match &self.task {
             Task::Classification { classes, .. } => !data.is_regression() && data.classes() <= classes.len(),
             Task::Regression { targets, .. } => data.outputs() == targets.len() && data.target_scale().is_none(),
         };
-        if !fits {
-            return Err(ModelError::Features {
+        match fits {
+            true => Ok(()),
+            false => Err(ModelError::Features {
                 name: data.name().to_owned(),
                 message: "the labels or targets are not those that the model predicts, in their original units".into(),
-            });
+            }),
         }
-        let outputs = self.outputs(&Features::from(data))?;
-        let predictions = self.predictions(&outputs);
+    }
+
+    /// Quality of the outputs for a data set, `[data.len(), outputs]`.
+    fn report(&self, data: &Dataset, outputs: &[f32]) -> PredictionReport {
+        let predictions = self.predictions(outputs);
         let Task::Classification { classes, .. } = &self.task else {
             let predicted: Vec<f64> = predictions.iter().flat_map(Prediction::values).copied().collect();
             let targets: Vec<f64> = data.targets().iter().copied().map(f64::from).collect();
-            return Ok(PredictionReport::Regression {
+            return PredictionReport::Regression {
                 metrics: RegressionMetrics::of(&predicted, &targets, data.outputs()),
                 examples: data.len(),
-            });
+            };
         };
         let rows = outputs.chunks_exact(classes.len()).zip(data.labels());
         let loss = rows
@@ -211,7 +268,7 @@ impl Predictor {
             / data.len() as f64;
         let predicted: Vec<usize> = predictions.iter().filter_map(Prediction::class).collect();
         let report = ClassificationReport::of(classes, data.labels(), &predicted);
-        Ok(PredictionReport::Classification { loss, report })
+        PredictionReport::Classification { loss, report }
     }
 
     /// Predictions for all examples, in their order.
@@ -234,6 +291,14 @@ impl Predictor {
                 rows.map(|row| Prediction::Values(values(row))).collect()
             }
         }
+    }
+}
+
+/// An error of a part of the examples, with the row that it is of all.
+fn counted_from(first: usize, error: ModelError) -> ModelError {
+    match error {
+        ModelError::NonFinite { name, row } => ModelError::NonFinite { name, row: first + row },
+        other => other,
     }
 }
 

@@ -3,11 +3,30 @@
 use meganeura_core::{Graph, NodeId};
 
 use super::{LlamaConfig, TOKENS};
+use crate::layers::PagedRows;
 
 /// Name of the input that holds how many tokens are cached.
 pub const KV_POS: &str = "kv_pos";
 /// Name of the input that says of which row of a piece of a prompt logits are asked for.
 pub const LOGITS_ROW: &str = "logits_row";
+
+/// Name of the input that holds the position of each token in its sequence.
+pub const POSITIONS: &str = "positions";
+/// Name of the input that says to which rows of the blocks keys and values are written.
+pub const SLOTS: &str = "slots";
+/// Name of the input that holds the blocks of each token's sequence.
+pub const BLOCK_TABLE: &str = "block_table";
+
+/// Sizes of the caches of a [`LlamaConfig::paged_graph`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PagedCache {
+    /// Blocks that all sequences share.
+    pub blocks: usize,
+    /// Rows of a block: tokens.
+    pub block_rows: usize,
+    /// Blocks of a sequence at most.
+    pub table_len: usize,
+}
 
 /// Names of the parameters that cache the keys and the values of a layer.
 pub fn kv_cache_names(layer: usize) -> [String; 2] {
@@ -57,14 +76,7 @@ impl LlamaConfig {
         let kv_pos = g.input_u32(KV_POS, per_sequence);
         let model = self.build(&mut g, "");
         let shape = [batch, &[capacity, self.kv_width()]].concat();
-        let caches: Vec<[NodeId; 2]> = (0..self.layers)
-            .map(|layer| {
-                kv_cache_names(layer).map(|name| {
-                    let cache = g.parameter(&name, &shape);
-                    g.trainable(cache, false)
-                })
-            })
-            .collect();
+        let caches = self.caches(&mut g, &shape);
         let mut x = model.forward_cached(&mut g, tokens, &caches, kv_pos);
         if logits == LogitsOf::OneRow {
             x = self.one_row(&mut g, x, batch, rows);
@@ -72,6 +84,47 @@ impl LlamaConfig {
         let logits = model.logits(&mut g, x);
         g.set_outputs(vec![logits]);
         g
+    }
+
+    /// A graph that reads one token each of `rows` places in any sequences: several of one sequence as pieces of a prompt,
+    /// others to generate.
+    ///
+    /// Inputs, all `u32`: `tokens [rows]`; [`POSITIONS`] and [`SLOTS`] `[rows]` and [`BLOCK_TABLE`] `[rows, table_len]`, as
+    /// [`PagedRows`] describes them; with `logits` below `rows` also [`LOGITS_ROW`] `[logits]`, the rows that logits are asked
+    /// for. A row whose slot is `blocks * block_rows` stands for no token. Each layer's keys and values are written into
+    /// parameters named by [`kv_cache_names`], `f32 [blocks, block_rows, kv_width]`, which are not trained. Output: the logits,
+    /// `f32 [logits, vocab]`.
+    #[track_caller]
+    pub fn paged_graph(&self, rows: usize, cache: PagedCache, logits: usize) -> Graph {
+        let mut g = Graph::new();
+        let tokens = g.input_u32(TOKENS, &[rows]);
+        let at = PagedRows {
+            positions: g.input_u32(POSITIONS, &[rows]),
+            slots: g.input_u32(SLOTS, &[rows]),
+            block_table: g.input_u32(BLOCK_TABLE, &[rows, cache.table_len]),
+        };
+        let model = self.build(&mut g, "");
+        let caches = self.caches(&mut g, &[cache.blocks, cache.block_rows, self.kv_width()]);
+        let mut x = model.forward_paged(&mut g, tokens, &caches, at);
+        if logits < rows {
+            let chosen = g.input_u32(LOGITS_ROW, &[logits]);
+            x = g.gather(x, chosen);
+        }
+        let logits = model.logits(&mut g, x);
+        g.set_outputs(vec![logits]);
+        g
+    }
+
+    /// The caches of all layers, which are not trained.
+    #[track_caller]
+    fn caches(&self, g: &mut Graph, shape: &[usize]) -> Vec<[NodeId; 2]> {
+        let mut of_layer = |layer| {
+            kv_cache_names(layer).map(|name| {
+                let cache = g.parameter(&name, shape);
+                g.trainable(cache, false)
+            })
+        };
+        (0..self.layers).map(&mut of_layer).collect()
     }
 
     /// The row of each sequence that an input names.

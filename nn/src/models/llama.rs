@@ -5,7 +5,7 @@ use meganeura_core::ops::RopeScaling;
 use meganeura_core::{Error, Graph, Init, NodeId};
 
 use crate::layers::{
-    Embedding, EmbeddingConfig, Fault, LORA_PART, Linear, LinearConfig, LoraConfig, RmsNorm, SelfAttention,
+    Embedding, EmbeddingConfig, Fault, LORA_PART, Linear, LinearConfig, LoraConfig, PagedRows, RmsNorm, SelfAttention,
     SelfAttentionConfig, WeightStorage, WithKv, check_eps, check_heads, check_sizes, check_theta, reject, scoped,
 };
 
@@ -293,6 +293,15 @@ impl LlamaBlock {
         self.feed_forward(g, x, y)
     }
 
+    /// A step of decoding for tokens of several sequences: see [`SelfAttention::forward_paged`].
+    #[track_caller]
+    pub fn forward_paged(&self, g: &mut Graph, x: impl Into<Value>, cache: [NodeId; 2], at: PagedRows) -> NodeId {
+        let x = x.into();
+        let y = self.attention_norm.forward(g, x);
+        let y = self.attention.forward_paged(g, y, cache, at);
+        self.feed_forward(g, x, y)
+    }
+
     #[track_caller]
     fn feed_forward(&self, g: &mut Graph, x: Value, attended: NodeId) -> NodeId {
         let x = g.add(x, attended);
@@ -352,6 +361,16 @@ impl Llama {
         let mut x = self.embedding.forward(g, tokens);
         for (block, &cache) in self.blocks.iter().zip(caches) {
             x = block.forward_cached(g, x, cache, kv_pos);
+        }
+        x
+    }
+
+    /// The blocks' results for `u32` tokens `[rows]` of several sequences; `caches` has each block's.
+    #[track_caller]
+    pub(super) fn forward_paged(&self, g: &mut Graph, tokens: NodeId, caches: &[[NodeId; 2]], at: PagedRows) -> NodeId {
+        let mut x = self.embedding.forward(g, tokens);
+        for (block, &cache) in self.blocks.iter().zip(caches) {
+            x = block.forward_paged(g, x, cache, at);
         }
         x
     }

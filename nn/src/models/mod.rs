@@ -39,7 +39,7 @@ mod unet;
 mod vit;
 
 pub use cnn::{Cnn, CnnConfig};
-pub use decode::{KV_POS, LOGITS_ROW, LogitsOf, kv_cache_names};
+pub use decode::{BLOCK_TABLE, KV_POS, LOGITS_ROW, LogitsOf, POSITIONS, PagedCache, SLOTS, kv_cache_names};
 pub use efficientnet::{EfficientNet, EfficientNetConfig};
 pub use llama::{Llama, LlamaBlock, LlamaConfig, TARGETS, TOKENS, language_model};
 pub use mlp::{Mlp, MlpConfig};

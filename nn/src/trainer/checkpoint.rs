@@ -7,19 +7,22 @@
 //!
 //! A checkpoint is written beside the last one: first the tensors, under a name that no other contents have, then the
 //! manifest by a rename, then the old tensors are removed. Killed at any moment, the folder holds a whole checkpoint.
+//!
+//! A run holds a lock on its folder, so that no other writes into it; what a killed one left in it is removed.
 
 use std::collections::HashMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use meganeura_core::files::{sha256, write_atomically};
+use meganeura_core::files::{FolderLock, clean_partial_files, read_limited, sha256, sha256_of, write_atomically};
 use meganeura_core::plan::TensorView as PlanTensor;
-use meganeura_core::session::Progress;
-use meganeura_core::{DType, Error, Session, Weight, Weights as Tensors};
+use meganeura_core::session::{Progress, ShardedState};
+use meganeura_core::{DType, Error, Session, TensorType, Weight, Weights as Tensors};
 use safetensors::tensor::{Dtype, SafeTensors};
 use serde::{Deserialize, Serialize};
 
+use super::distributed;
 use super::early_stopping::{Tracker, Weights};
 use super::{Best, EarlyStopping, EpochReport, Evaluation, TrainConfig, TrainError, Trainer};
 use crate::data::Dataset;
@@ -33,6 +36,9 @@ pub struct Checkpoints {
     pub every: usize,
     /// Goes on from the checkpoint in the folder, if there is one. Otherwise the folder must not hold one.
     pub resume: bool,
+    /// Settings in which the run that goes on may differ from the one that was saved, by the names that the refusal of
+    /// such a run has; `-` stands for a space. None by default.
+    pub allow_changes: Vec<String>,
 }
 
 impl Checkpoints {
@@ -107,7 +113,18 @@ pub(super) fn settings(trainer: &Trainer, data: &Dataset, test: Option<&Dataset>
             plan.loss_scaling.map_or_else(|| "none".into(), |s| s.to_string()),
         ),
     ];
-    let mut pairs = pairs.map(|(name, value)| (name.to_owned(), value)).to_vec();
+    let later = [
+        ("features of the training data", hash_of_features(data)),
+        ("learning rate", config.learning_rate.to_string()),
+        ("schedule", format!("{:?}", config.schedule)),
+        ("warm-up", format!("{:?}", config.warmup)),
+        ("optimizer", format!("{:?}", config.optimizer)),
+        ("limit of the gradients", format!("{:?}", config.clip)),
+        ("accumulation", config.accumulate.to_string()),
+        ("parameter groups", format!("{:?}", config.groups)),
+    ];
+    let pairs = pairs.into_iter().chain(later);
+    let mut pairs: Vec<(String, String)> = pairs.map(|(name, value)| (name.to_owned(), value)).collect();
     // Only where they are set: runs from before there were such settings go on.
     if let Some(weights) = &config.class_weights {
         pairs.push(("class weights".into(), format!("{weights:?}")));
@@ -122,10 +139,15 @@ fn shapes(data: &Dataset) -> String {
     format!("{} examples of shape {:?}", data.len(), data.feature_shape())
 }
 
+/// Of what the model sees, so that it tells scaled features from those that are not.
+fn hash_of_features(data: &Dataset) -> String {
+    sha256_of(data.features().iter().map(|feature| feature.to_le_bytes()))
+}
+
 fn hash_of_labels(data: &Dataset) -> String {
     let labels = data.labels().iter().map(|label| label.to_le_bytes());
     let targets = data.targets().iter().map(|target| target.to_le_bytes());
-    sha256([&labels.chain(targets).flatten().collect::<Vec<u8>>()[..]])
+    sha256_of(labels.chain(targets))
 }
 
 /// The settings of early stopping, with the evaluations that it counts. Runs that nothing ends may evaluate otherwise
@@ -159,12 +181,31 @@ pub(super) fn begin(
     tracker: &mut Tracker,
     settings: &[(String, String)],
     steps: usize,
-) -> Result<Option<RunState>, TrainError> {
+) -> Result<(Option<RunState>, Option<FolderLock>), TrainError> {
+    let config = &trainer.config;
+    let mut lock = None;
+    let found = match config.rank() {
+        0 => find(checkpoints, &mut lock),
+        _ => Ok(None),
+    };
+    // The first rank reads; the others need not see the folder.
+    let found = distributed::from_first(config, "the checkpoint", found)?;
+    let manifest = checkpoints.folder.join(MANIFEST);
+    let restored = found.map(|bytes| restore(&bytes, &manifest, trainer, tracker, settings, steps));
+    Ok((restored.transpose()?, lock))
+}
+
+/// The tensors of the checkpoint to go on from, if there is one. Makes the folder, and takes it.
+fn find(checkpoints: &Checkpoints, lock: &mut Option<FolderLock>) -> Result<Option<Vec<u8>>, TrainError> {
     let folder = &checkpoints.folder;
     fs::create_dir_all(folder).map_err(|e| {
         let message = format!("could not be made: {e}");
         Error::file(folder, message, "name a folder that you can write to")
     })?;
+    *lock = Some(FolderLock::take(folder)?);
+    // Nobody else is at work here now.
+    clean_partial_files(folder, "step-");
+    clean_partial_files(folder, MANIFEST);
     let manifest = folder.join(MANIFEST);
     if !manifest.exists() {
         return Ok(None);
@@ -177,8 +218,7 @@ pub(super) fn begin(
         )
         .into());
     }
-    let bytes = read(folder, &manifest)?;
-    restore(&bytes, &manifest, trainer, tracker, settings, steps).map(Some)
+    read(folder, &manifest).map(Some)
 }
 
 fn damaged(path: &Path, message: impl Into<String>) -> TrainError {
@@ -192,10 +232,7 @@ fn read(folder: &Path, manifest: &Path) -> Result<Vec<u8>, TrainError> {
         let path = path.to_owned();
         move |e: io::Error| damaged(&path, format!("could not be read: {e}"))
     };
-    if fs::metadata(manifest).map_err(unreadable(manifest))?.len() > MAX_MANIFEST_BYTES {
-        return Err(damaged(manifest, "is too large for a manifest"));
-    }
-    let text = fs::read(manifest).map_err(unreadable(manifest))?;
+    let text = read_limited(manifest, MAX_MANIFEST_BYTES).map_err(unreadable(manifest))?;
     let found: Manifest = serde_json::from_slice(&text).map_err(|e| damaged(manifest, format!("is damaged: {e}")))?;
     if found.format != FORMAT {
         let message = format!("is of format {}, this program reads {FORMAT}", found.format);
@@ -211,7 +248,7 @@ fn read(folder: &Path, manifest: &Path) -> Result<Vec<u8>, TrainError> {
         let message = format!("is damaged: it has {length} bytes, not {}", found.bytes);
         return Err(damaged(&path, message));
     }
-    let bytes = fs::read(&path).map_err(unreadable(&path))?;
+    let bytes = read_limited(&path, length).map_err(unreadable(&path))?;
     match sha256([&bytes[..]]) == found.sha256 {
         true => Ok(bytes),
         false => Err(damaged(&path, "is damaged: its contents are not what was written")),
@@ -237,17 +274,12 @@ fn restore(
         let remedy = "go on with the model, the data and the settings that the run began with";
         TrainError::from(Error::file(manifest, format!("is of another run: {message}"), remedy))
     };
-    for (name, now) in settings {
-        let then = state.settings.iter().find(|(other, _)| other == name);
-        let then = then.map_or("not noted", |(_, then)| then.as_str());
-        if now != then {
-            return Err(differs(format!("{name} was {then}, and is {now}")));
-        }
-    }
-    let is_gone = |name: &String| !settings.iter().any(|(now, _)| now == name);
-    if let Some((name, then)) = state.settings.iter().find(|(name, _)| is_gone(name)) {
-        return Err(differs(format!("{name} was {then}, and is not set")));
-    }
+    let allowed = trainer
+        .config
+        .checkpoints
+        .as_ref()
+        .map_or(&[][..], |c| &c.allow_changes);
+    check_settings(&state.settings, settings, allowed, manifest)?;
     if state.in_epoch.is_some_and(|step| step > steps) || state.in_epoch.is_some() && state.epochs_begun == 0 {
         return Err(fail("they are at a step that there is not".into()));
     }
@@ -271,16 +303,22 @@ fn restore(
     let states = states.iter().map(|view| (format!("{STATE}{}", view.name), true, view));
     // Name in the file, whether it is a state, and the tensor.
     let wanted: Vec<(String, bool, &PlanTensor)> = parameters.chain(states).collect();
-    for (name, _, view) in &wanted {
+    // States of other ranks are checked alike, so that all find the same wrong.
+    let others = session.states_of_other_ranks().into_iter();
+    let others: Vec<(String, TensorType)> = others
+        .map(|state| (format!("{STATE}{}", state.name), TensorType::f32(state.shape)))
+        .collect();
+    let own = wanted.iter().map(|(name, _, view)| (name, &view.ty));
+    for (name, ty) in own.chain(others.iter().map(|(name, ty)| (name, ty))) {
         let Ok(found) = tensors.tensor(name) else {
             return Err(differs(format!("it has no '{name}'")));
         };
-        if found.dtype() != Dtype::F32 || view.ty.dtype != DType::F32 || found.shape() != view.ty.shape.dims() {
+        if found.dtype() != Dtype::F32 || ty.dtype != DType::F32 || found.shape() != ty.shape.dims() {
             let (dtype, shape) = (found.dtype(), found.shape());
-            return Err(differs(format!("'{name}' is {dtype:?} {shape:?}, not {}", view.ty)));
+            return Err(differs(format!("'{name}' is {dtype:?} {shape:?}, not {ty}")));
         }
     }
-    let own = |name: &str| wanted.iter().any(|(w, ..)| w == name);
+    let own = |name: &str| wanted.iter().any(|(w, ..)| w == name) || others.iter().any(|(other, _)| other == name);
     let is_best = |name: &str| name.starts_with(BEST_PARAMETER) || name.starts_with(BEST_STATE);
     if let Some(name) = tensors.names().into_iter().filter(|n| !own(n) && !is_best(n)).min() {
         return Err(differs(format!("the model has no '{name}'")));
@@ -297,6 +335,70 @@ fn restore(
     trainer.epochs_begun = state.epochs_begun;
     tracker.go_on(state.best, state.since, best);
     Ok(state)
+}
+
+/// Settings that checkpoints of earlier versions do not have: nothing is known of what they were.
+const LATER: [&str; 8] = [
+    "features of the training data",
+    "learning rate",
+    "schedule",
+    "warm-up",
+    "optimizer",
+    "limit of the gradients",
+    "accumulation",
+    "parameter groups",
+];
+
+/// Compares the settings of a run with those that were saved, but for those that may differ.
+fn check_settings(
+    then: &[(String, String)],
+    now: &[(String, String)],
+    allowed: &[String],
+    manifest: &Path,
+) -> Result<(), TrainError> {
+    let key = |name: &str| name.to_lowercase().replace(' ', "-");
+    if let Some(unknown) = allowed
+        .iter()
+        .find(|a| !then.iter().chain(now).any(|(name, _)| key(name) == key(a)))
+    {
+        let names: Vec<String> = now.iter().map(|(name, _)| key(name)).collect();
+        return Err(TrainError::Config {
+            field: "checkpoints",
+            message: format!(
+                "'{unknown}' is no setting that may change; there are {}",
+                names.join(", ")
+            ),
+        });
+    }
+    let find = |list: &'_ [(String, String)], name: &str| list.iter().find(|(n, _)| n == name).map(|(_, v)| v.clone());
+    let new = then
+        .iter()
+        .map(|(name, _)| name)
+        .filter(|name| find(now, name).is_none());
+    let (mut names, mut differences) = (Vec::new(), Vec::new());
+    for name in now.iter().map(|(name, _)| name).chain(new) {
+        let (before, after) = (find(then, name), find(now, name));
+        let is_unknown = before.is_none() && LATER.contains(&name.as_str());
+        if before == after || is_unknown || allowed.iter().any(|a| key(a) == key(name)) {
+            continue;
+        }
+        let before = before.unwrap_or_else(|| "not noted".into());
+        differences.push(match after {
+            Some(after) => format!("{name} was {before}, and is {after}"),
+            None => format!("{name} was {before}, and is not set"),
+        });
+        names.push(key(name));
+    }
+    if names.is_empty() {
+        return Ok(());
+    }
+    let remedy = format!(
+        "go on with the model, the data and the settings that the run began with; if you mean the change, allow it \
+         (`--allow-changes {}`)",
+        names.join(",")
+    );
+    let message = format!("is of another run: {}", differences.join("; "));
+    Err(Error::file(manifest, message, remedy).into())
 }
 
 /// The weights that early stopping keeps, if they fit the session.
@@ -334,9 +436,15 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
     words.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
 }
 
-/// Writes a checkpoint and removes the one before it.
-pub(super) fn save(folder: &Path, state: &RunState, session: &mut Session, best: &Weights) -> Result<(), TrainError> {
-    let bytes = encode(folder, state, session, best)?;
+/// Writes a checkpoint and removes the one before it. `others` are states of the optimizer that other ranks have.
+pub(super) fn save(
+    folder: &Path,
+    state: &RunState,
+    session: &mut Session,
+    others: &[(ShardedState, Vec<f32>)],
+    best: &Weights,
+) -> Result<(), TrainError> {
+    let bytes = encode(folder, state, session, others, best)?;
     let hash = sha256([&bytes[..]]);
     let file = format!("step-{:08}-{}.safetensors", state.total, &hash[..8]);
     write_atomically(&folder.join(&file), |w| w.write_all(&bytes))?;
@@ -357,16 +465,21 @@ pub(super) fn save(folder: &Path, state: &RunState, session: &mut Session, best:
 fn clean(folder: &Path, current: &str) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
-        let old = name.starts_with("step-") && name.ends_with(".safetensors") && name != current;
-        let partial = name.starts_with(".step-") || name.starts_with(&format!(".{MANIFEST}"));
-        if old || partial && name.contains(".partial") {
+        if name.starts_with("step-") && name.ends_with(".safetensors") && name != current {
             // One that cannot be removed is only in the way.
             let _ = fs::remove_file(entry.path());
         }
     }
+    clean_partial_files(folder, "step-");
 }
 
-fn encode(folder: &Path, state: &RunState, session: &mut Session, best: &Weights) -> Result<Vec<u8>, TrainError> {
+fn encode(
+    folder: &Path,
+    state: &RunState,
+    session: &mut Session,
+    others: &[(ShardedState, Vec<f32>)],
+    best: &Weights,
+) -> Result<Vec<u8>, TrainError> {
     let unwritable = |message: String| {
         TrainError::from(Error::file(
             folder,
@@ -390,6 +503,9 @@ fn encode(folder: &Path, state: &RunState, session: &mut Session, best: &Weights
     for view in session.plan().states() {
         let values = session.try_read_state(&view.name)?;
         add(format!("{STATE}{}", view.name), view.ty.shape.dims(), &values)?;
+    }
+    for (state, values) in others {
+        add(format!("{STATE}{}", state.name), state.shape.dims(), values)?;
     }
     for (prefix, list) in [(BEST_PARAMETER, &best.parameters), (BEST_STATE, &best.states)] {
         for (name, values) in list {

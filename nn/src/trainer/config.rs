@@ -1,9 +1,12 @@
 //! Settings of the trainer.
 
 use std::fmt;
+use std::ops::Range;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use meganeura_core::LossScaling;
+use meganeura_core::distributed::Communicator;
 use meganeura_core::plan::MemoryBudget;
 use meganeura_core::plan::optimizer::{Adam, GradientClip, Optimizer, ParameterGroup, Sgd, Update};
 use meganeura_core::precision::Precision;
@@ -48,6 +51,15 @@ pub struct TrainConfig {
     pub shuffle: bool,
     /// Handling of the last, incomplete batch.
     pub remainder: Remainder,
+    /// The connection to the other ranks of a distributed run; none by default. Every rank has the same settings but for
+    /// the device. A batch is divided between the ranks, and gradients are averaged before each update: the run is that of
+    /// one process, up to rounding, but for dropout masks and the batch statistics of batch norms, which are those of a
+    /// rank's own examples. `fit` and `evaluate` then are calls that every rank makes at the same time.
+    pub distributed: Option<Arc<dyn Communicator>>,
+    /// ZeRO stage 1: whether the optimizer's states are sharded over the ranks, so that each has the moments of its share of
+    /// the parameters ([`Session::try_shard_optimizer`](meganeura_core::Session::try_shard_optimizer)). Results are the same;
+    /// with one rank nothing changes.
+    pub zero1: bool,
     /// Device selector; without one, the environment and the configuration file decide.
     pub device: Option<String>,
     /// Memory limit of a training step; where it takes more, activations are recomputed instead of being kept. Results
@@ -110,6 +122,8 @@ impl Default for TrainConfig {
             seed: 0,
             shuffle: true,
             remainder: Remainder::Drop,
+            distributed: None,
+            zero1: false,
             device: None,
             memory_budget: None,
             precision: None,
@@ -131,6 +145,50 @@ impl Default for TrainConfig {
 }
 
 impl TrainConfig {
+    /// The connection to the other ranks, if there are any.
+    pub fn ranks(&self) -> Option<&Arc<dyn Communicator>> {
+        self.distributed.as_ref().filter(|communicator| communicator.size() > 1)
+    }
+
+    /// Number of this rank, from 0; 0 where there is one.
+    pub fn rank(&self) -> usize {
+        self.ranks().map_or(0, |communicator| communicator.rank())
+    }
+
+    /// Examples of each batch that this rank takes: the batch size divided by the number of ranks.
+    pub fn local_batch_size(&self) -> usize {
+        self.batch_size / self.ranks().map_or(1, |communicator| communicator.size())
+    }
+
+    /// Whether a batch can be divided evenly between the ranks, so that the mean of their gradients is that of the batch.
+    ///
+    /// # Errors
+    /// [`TrainError::Config`] with batch sizes that can be.
+    pub fn check_ranks(&self) -> Result<(), TrainError> {
+        let ranks = self.ranks().map_or(1, |communicator| communicator.size());
+        if self.batch_size.is_multiple_of(ranks) {
+            return Ok(());
+        }
+        let below = self.batch_size / ranks * ranks;
+        let sizes = match below {
+            0 => format!("{ranks}"),
+            _ => format!("{below} or {}", below + ranks),
+        };
+        Err(TrainError::Config {
+            field: "batch_size",
+            message: format!(
+                "{} examples cannot be divided between {ranks} ranks; use {sizes}",
+                self.batch_size
+            ),
+        })
+    }
+
+    /// Which of a batch's rows this rank takes.
+    pub(super) fn local_rows(&self) -> Range<usize> {
+        let size = self.local_batch_size();
+        size * self.rank()..size * (self.rank() + 1)
+    }
+
     /// The learning rate of a step: the configured one times schedule and warm-up.
     pub fn rate_at(&self, at: Position) -> f32 {
         rate(self.learning_rate, self.schedule, self.warmup, at)
@@ -178,6 +236,7 @@ impl TrainConfig {
         if self.batch_size == 0 {
             return refuse("batch_size", "it is 0; use at least 1".into());
         }
+        self.check_ranks()?;
         if !self.learning_rate.is_finite() || self.learning_rate < 0.0 {
             let message = format!("{} is not a finite number of at least 0", self.learning_rate);
             return refuse("learning_rate", message);

@@ -3,7 +3,9 @@
 use std::borrow::Cow;
 
 use meganeura_core::Session;
+use meganeura_core::distributed::Communicator;
 
+use super::distributed;
 use super::feed::Feed;
 use super::regression::Errors;
 use super::{Evaluation, TrainError};
@@ -12,29 +14,93 @@ use crate::data::{Batches, Dataset, Remainder};
 /// Evaluates the model of an inference session whose only output is the logits, or the prediction of regression.
 ///
 /// The loss is computed from them here, not read from the graph: the mean of a batch would count the
-/// repeated rows that fill up the last one.
+/// repeated rows that fill up the last one. With other ranks, each evaluates its part of the examples.
 pub(super) fn evaluate(
     session: &mut Session,
     feed: &mut Feed,
     logits: &mut Vec<f32>,
     data: &Dataset,
+    ranks: Option<&dyn Communicator>,
 ) -> Result<Evaluation, TrainError> {
     feed.check(data)?;
+    let classes = feed.classes();
+    let all = data.len() * feed.predictions();
+    let mut sums = Sums {
+        loss: 0.0,
+        correct: 0,
+        errors: data.is_regression().then(|| {
+            let rows = data.targets().chunks_exact(classes);
+            let original = |(at, &value)| original(data, at, value);
+            Errors::new(rows.flat_map(|row| row.iter().enumerate()).map(original), classes)
+        }),
+    };
+    match ranks {
+        None => add(session, feed, logits, data, &mut sums)?,
+        Some(ranks) => {
+            let bound = |rank| data.len() * rank / ranks.size();
+            let rows: Vec<usize> = (bound(ranks.rank())..bound(ranks.rank() + 1)).collect();
+            if !rows.is_empty() {
+                add(session, feed, logits, &data.subset(&rows)?, &mut sums)?;
+            }
+            sums = sums.over(ranks)?;
+        }
+    }
+    Ok(Evaluation {
+        loss: sums.loss / all as f64,
+        correct: sums.correct,
+        examples: all,
+        regression: sums.errors.map(|errors| errors.finish()),
+    })
+}
+
+/// Sums over examples.
+struct Sums {
+    loss: f64,
+    correct: usize,
+    /// Of regression.
+    errors: Option<Errors>,
+}
+
+impl Sums {
+    /// The sums over the examples of all ranks, added up in the order of the ranks.
+    fn over(self, ranks: &dyn Communicator) -> Result<Self, TrainError> {
+        let mut own = vec![self.loss, self.correct as f64];
+        own.extend(self.errors.iter().flat_map(Errors::sums));
+        let sums = distributed::sums(ranks, "the evaluation", &own)?;
+        let errors = self.errors.map(|errors| errors.with_sums(&sums[2..]));
+        Ok(Sums {
+            loss: sums[0],
+            // A whole number, which `f64` holds exactly.
+            correct: sums[1] as usize,
+            errors,
+        })
+    }
+}
+
+/// A target or prediction in the units of the data.
+fn original(data: &Dataset, at: usize, value: f32) -> f64 {
+    match data.target_scale() {
+        Some(scale) => scale.restore(at, f64::from(value)),
+        None => f64::from(value),
+    }
+}
+
+/// Adds the examples of a data set.
+fn add(
+    session: &mut Session,
+    feed: &mut Feed,
+    logits: &mut Vec<f32>,
+    data: &Dataset,
+    sums: &mut Sums,
+) -> Result<(), TrainError> {
     let (classes, batch_size) = (feed.classes(), feed.batch_size());
     let predictions = feed.predictions();
-    let all = data.len() * predictions;
     let padded = pad(data, batch_size)?;
     let mut batches = Batches::sequential(&padded, batch_size, Remainder::Wrap)?;
     logits.resize(batch_size * predictions * classes, 0.0);
-    let (mut loss, mut correct, mut left) = (0.0, 0, data.len());
-    let original = |(at, &value): (usize, &f32)| match data.target_scale() {
-        Some(scale) => scale.restore(at, f64::from(value)),
-        None => f64::from(value),
-    };
-    let mut errors = data.is_regression().then(|| {
-        let rows = data.targets().chunks_exact(classes);
-        Errors::new(rows.flat_map(|row| row.iter().enumerate()).map(original), classes)
-    });
+    let Sums { loss, correct, errors } = sums;
+    let mut left = data.len();
+    let original = |(at, &value): (usize, &f32)| original(data, at, value);
     loop {
         let buffer = feed.buffer();
         let Some(fresh) = batches.next_into(&mut buffer.features, &mut buffer.labels) else {
@@ -44,14 +110,14 @@ pub(super) fn evaluate(
         feed.upload(session)?;
         session.try_step()?;
         session.try_read_output_by_index(0, logits)?;
-        if let Some(errors) = &mut errors {
+        if let Some(errors) = errors {
             let rows = logits.chunks_exact(classes).zip(feed.targets().chunks_exact(classes));
             for (row, target) in rows.take(fresh.min(left)) {
                 let squares = row
                     .iter()
                     .zip(target)
                     .map(|(p, t)| (f64::from(*p) - f64::from(*t)).powi(2));
-                loss += squares.sum::<f64>() / classes as f64;
+                *loss += squares.sum::<f64>() / classes as f64;
                 let predicted = row.iter().enumerate().map(original);
                 errors.add(predicted.zip(target.iter().enumerate().map(original)));
             }
@@ -60,17 +126,12 @@ pub(super) fn evaluate(
         }
         let rows = logits.chunks_exact(classes).zip(feed.labels());
         for (row, &label) in rows.take(fresh.min(left) * predictions) {
-            loss += cross_entropy(row, label as usize);
-            correct += usize::from(largest(row) == Some(label as usize));
+            *loss += cross_entropy(row, label as usize);
+            *correct += usize::from(largest(row) == Some(label as usize));
         }
         left = left.saturating_sub(fresh);
     }
-    Ok(Evaluation {
-        loss: loss / all as f64,
-        correct,
-        examples: all,
-        regression: errors.map(|errors| errors.finish()),
-    })
+    Ok(())
 }
 
 /// The data set, repeated to the size of one batch if it is smaller than that.

@@ -45,6 +45,8 @@ pub(super) struct Feed {
 impl Feed {
     /// Finds the inputs of the model and checks that they and its outputs fit together.
     pub(super) fn of(graph: &Graph, config: &TrainConfig) -> Result<Self, TrainError> {
+        // Of a distributed run, a rank's own part of each batch.
+        let batch_size = config.local_batch_size();
         let x = input(graph, &config.features)?;
         let are_tokens = x.dtype == DType::U32 && x.shape.rank() == 2;
         if !are_tokens && (x.dtype != DType::F32 || x.shape.rank() == 0) {
@@ -53,11 +55,11 @@ impl Feed {
                 remedy: "features are f32, with the examples along the first axis, or tokens, u32[batch, rows]",
             });
         }
-        if x.shape[0] != config.batch_size {
+        if x.shape[0] != batch_size {
             return Err(TrainError::BatchSize {
                 input: config.features.clone(),
                 shape: x.shape.to_vec(),
-                batch_size: config.batch_size,
+                batch_size,
             });
         }
         // One prediction for each example, or for each of its tokens.
@@ -72,24 +74,23 @@ impl Feed {
         let labels_name = if is_regression { TARGET } else { &config.labels };
         let labels = input(graph, labels_name)?;
         let form = match (labels.dtype, labels.shape.dims()) {
-            (DType::F32, dims) if is_regression && *dims == [config.batch_size, classes] => LabelForm::Targets,
+            (DType::F32, dims) if is_regression && *dims == [batch_size, classes] => LabelForm::Targets,
             _ if is_regression => {
                 return Err(TrainError::Model {
                     message: format!(
-                        "input '{TARGET}' is {labels}; with this batch size and the model's prediction it would be f32[{}, {classes}]",
-                        config.batch_size
+                        "input '{TARGET}' is {labels}; with this batch size and the model's prediction it would be f32[{batch_size}, {classes}]"
                     ),
                     remedy: "take targets of the shape of the prediction, the second output",
                 });
             }
             (DType::U32, dims) if are_tokens && dims == leading => LabelForm::NextTokens,
-            (DType::U32, dims) if !are_tokens && *dims == [config.batch_size] => LabelForm::Ids,
-            (DType::F32, dims) if !are_tokens && *dims == [config.batch_size, classes] => LabelForm::OneHot,
+            (DType::U32, dims) if !are_tokens && *dims == [batch_size] => LabelForm::Ids,
+            (DType::F32, dims) if !are_tokens && *dims == [batch_size, classes] => LabelForm::OneHot,
             _ => {
                 return Err(TrainError::Model {
                     message: format!(
-                        "input '{}' is {labels}; with this batch size and the model's logits it would be u32[{}] or f32[{}, {classes}]",
-                        config.labels, config.batch_size, config.batch_size
+                        "input '{}' is {labels}; with this batch size and the model's logits it would be u32[{batch_size}] or f32[{batch_size}, {classes}]",
+                        config.labels
                     ),
                     remedy: "take labels as class ids, one for each example, or as one-hot rows; of tokens, as many as these",
                 });
@@ -115,7 +116,7 @@ impl Feed {
             feature_shape: x.shape[1..].to_vec(),
             labels_name: labels_name.to_owned(),
             form,
-            batch_size: config.batch_size,
+            batch_size,
             classes,
             class_weights: config.class_weights.clone(),
             label_smoothing: config.label_smoothing,

@@ -51,6 +51,7 @@
 //! | augmentation | [`TrainConfig::augmentation`] |
 //! | prefetching batches | [`TrainConfig::prefetch`] |
 //! | checkpoints and resuming | [`TrainConfig::checkpoints`] |
+//! | several processes | [`TrainConfig::distributed`] |
 //!
 //! # Reproducibility
 //!
@@ -60,6 +61,7 @@
 mod checkpoint;
 mod classification;
 mod config;
+mod distributed;
 mod early_stopping;
 mod error;
 pub(crate) mod evaluate;
@@ -126,8 +128,8 @@ pub struct Trainer {
 }
 
 impl Trainer {
-    /// Builds the model that `model` returns for the configured batch size, and fills its parameters by
-    /// their initial distributions.
+    /// Builds the model that `model` returns for the configured batch size (of a distributed run, for
+    /// [`TrainConfig::local_batch_size`]), and fills its parameters by their initial distributions.
     ///
     /// # Errors
     /// [`TrainError::Config`], [`TrainError::Model`] and [`TrainError::BatchSize`] for settings and models
@@ -135,7 +137,7 @@ impl Trainer {
     /// opened or lacks memory.
     pub fn new(model: impl FnOnce(usize) -> Graph, config: TrainConfig) -> Result<Self, TrainError> {
         config.check()?;
-        Trainer::from_graph(&model(config.batch_size), config)
+        Trainer::from_graph(&model(config.local_batch_size()), config)
     }
 
     /// [`Trainer::new`] for a graph that was built for the configured batch size.
@@ -150,7 +152,7 @@ impl Trainer {
         let training_config = SessionConfig {
             device: config.device.clone(),
             mode: Mode::Training,
-            optimizer: Some(config.update()),
+            optimizer: distributed::first_update(&config),
             memory_budget: config.memory_budget,
             precision: config.precision,
             loss_scale: config.loss_scale,
@@ -158,7 +160,14 @@ impl Trainer {
         };
         let (mut training, _) = build(&training_graph(graph), training_config)?;
         training.try_initialize_parameters(config.seed)?;
-        training.set_seed(config.seed);
+        training.set_seed(distributed::dropout_seed(&config));
+        if let Some(communicator) = config.ranks() {
+            training.try_set_communicator(communicator.clone())?;
+            if config.zero1 {
+                training.try_shard_optimizer()?;
+                training.try_set_optimizer(config.update())?;
+            }
+        }
         let device = training.device().clone();
         let rewrite = RewriteConfig {
             precision: config.precision,
@@ -221,6 +230,20 @@ impl Trainer {
         is_validation: bool,
         observer: &mut dyn Observer,
     ) -> Result<TrainReport, TrainError> {
+        let report = self.run_as_rank(train, test, is_validation, observer);
+        if let (Err(error), Some(communicator)) = (&report, self.config.ranks()) {
+            communicator.abort(&error.to_string());
+        }
+        report
+    }
+
+    fn run_as_rank(
+        &mut self,
+        train: &Dataset,
+        test: Option<&Dataset>,
+        is_validation: bool,
+        observer: &mut dyn Observer,
+    ) -> Result<TrainReport, TrainError> {
         self.feed.check(train)?;
         if let Some(test) = test {
             self.feed.check(test)?;
@@ -233,10 +256,13 @@ impl Trainer {
         };
         let mut tracker = Tracker::new(self.config.early_stopping);
         let settings = checkpoint::settings(self, train, test);
-        let resumed = match self.config.checkpoints.clone() {
+        distributed::begin(self, &settings, test, steps)?;
+        // The folder is this run's until it ends.
+        let (resumed, _lock) = match self.config.checkpoints.clone() {
             Some(checkpoints) => checkpoint::begin(&checkpoints, self, &mut tracker, &settings, steps)?,
-            None => None,
+            None => (None, None),
         };
+        self.training.set_seed(distributed::dropout_seed(&self.config));
         // The present epoch of a run that goes on was begun already.
         let skip = resumed.as_ref().and_then(|state| state.in_epoch);
         let first = self.epochs_begun - u64::from(skip.is_some());
@@ -302,14 +328,17 @@ impl Trainer {
         }
     }
 
-    /// Loss and accuracy of the present weights on a data set of any size, every example counted once.
+    /// Loss and accuracy of the present weights on a data set of any size, every example counted once. Of a distributed
+    /// run, every rank calls this, evaluates its part of the examples, and gets the result for all.
     ///
     /// # Errors
     /// [`TrainError::FeatureShape`] and [`TrainError::Classes`] for data that do not fit the model;
     /// [`TrainError::Core`] when a step fails.
     pub fn evaluate(&mut self, data: &Dataset) -> Result<Evaluation, TrainError> {
+        self.training.try_average_states()?;
         self.evaluation.try_copy_weights_from(&mut self.training)?;
-        evaluate::evaluate(&mut self.evaluation, &mut self.feed, &mut self.logits, data)
+        let ranks = self.config.ranks().map(|communicator| &**communicator);
+        evaluate::evaluate(&mut self.evaluation, &mut self.feed, &mut self.logits, data, ranks)
     }
 }
 

@@ -75,6 +75,23 @@ impl Errors {
         self.rows += 1;
     }
 
+    /// The sums, to be added to those of other ranks.
+    pub(super) fn sums(&self) -> Vec<f64> {
+        let squares = self.squares.iter().flatten().copied();
+        squares.chain([self.absolute, self.rows as f64]).collect()
+    }
+
+    /// The same means with these sums, in the form of [`sums`](Self::sums).
+    pub(super) fn with_sums(mut self, sums: &[f64]) -> Self {
+        let (squares, rest) = sums.split_at(2 * self.squares.len());
+        for (own, new) in self.squares.iter_mut().zip(squares.chunks_exact(2)) {
+            own.copy_from_slice(new);
+        }
+        self.absolute = rest[0];
+        self.rows = rest[1] as usize;
+        self
+    }
+
     pub(super) fn finish(&self) -> RegressionMetrics {
         let outputs = self.squares.len() as f64;
         let all = self.rows as f64 * outputs;

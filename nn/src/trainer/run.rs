@@ -7,6 +7,7 @@ use meganeura_core::GradientClip;
 use meganeura_core::error::TensorKind;
 
 use super::checkpoint::{self, RunState};
+use super::distributed;
 use super::early_stopping::Tracker;
 use super::report::per_second;
 use super::source::Source;
@@ -111,7 +112,7 @@ impl<'r, 'd> Run<'r, 'd> {
             resumed_steps: self.total,
         };
         let flow = self.observer.on_train_begin(&begin);
-        self.heed(flow);
+        self.heed(flow)?;
         if !self.is_resumed {
             // What cannot be written is an error now, not after hours.
             self.save()?;
@@ -126,7 +127,7 @@ impl<'r, 'd> Run<'r, 'd> {
             ::log::debug!("{report}");
             self.reports.push(report);
             let flow = self.observer.on_epoch_end(&report);
-            self.heed(flow);
+            self.heed(flow)?;
         }
         if self.in_epoch.is_none() {
             self.save()?;
@@ -139,6 +140,8 @@ impl<'r, 'd> Run<'r, 'd> {
         let Some(checkpoints) = &self.trainer.config.checkpoints else {
             return Ok(());
         };
+        self.trainer.training.try_average_states()?;
+        let others = self.trainer.training.try_gather_states(0)?;
         let state = RunState {
             settings: self.settings.clone(),
             progress: self.trainer.training.progress(),
@@ -151,12 +154,17 @@ impl<'r, 'd> Run<'r, 'd> {
             best: self.tracker.best(),
             since: self.tracker.since(),
         };
-        checkpoint::save(
-            &checkpoints.folder,
-            &state,
-            &mut self.trainer.training,
-            self.tracker.weights(),
-        )
+        let saved = match self.trainer.config.rank() {
+            0 => checkpoint::save(
+                &checkpoints.folder,
+                &state,
+                &mut self.trainer.training,
+                &others,
+                self.tracker.weights(),
+            ),
+            _ => Ok(()),
+        };
+        distributed::done_by_first(&self.trainer.config, "the checkpoint", saved)
     }
 
     /// Whether there is a checkpoint after the step just made.
@@ -195,7 +203,7 @@ impl<'r, 'd> Run<'r, 'd> {
             steps: self.steps,
         };
         let flow = self.observer.on_epoch_begin(&begin);
-        self.heed(flow);
+        self.heed(flow)?;
         if self.stop.is_some() {
             return Ok(None);
         }
@@ -256,7 +264,7 @@ impl<'r, 'd> Run<'r, 'd> {
             let info = self.step(step, start)?;
             self.in_epoch = Some(step);
             let flow = self.observer.on_step(&info);
-            self.heed(flow);
+            self.heed(flow)?;
             self.tell_statistics()?;
             if self.stop.is_none() {
                 self.evaluate_if_due(step)?;
@@ -271,7 +279,9 @@ impl<'r, 'd> Run<'r, 'd> {
         }
         // Reading waits for the last step, so that the time of the epoch is all of its time.
         let sum = self.trainer.training.try_read_state(LOSS_SUM)?;
-        let train_loss = sum.iter().copied().map(f64::from).sum::<f64>() / self.steps as f64;
+        let sum = sum.iter().copied().map(f64::from).sum::<f64>();
+        let sum = distributed::mean(&self.trainer.config, "the mean loss", sum)?;
+        let train_loss = sum / self.steps as f64;
         self.check_finite(train_loss as f32, self.steps)?;
         Ok(Some(train_loss))
     }
@@ -289,7 +299,7 @@ impl<'r, 'd> Run<'r, 'd> {
             total_step: self.total,
             tensors,
         });
-        self.heed(flow);
+        self.heed(flow)?;
         Ok(())
     }
 
@@ -322,7 +332,10 @@ impl<'r, 'd> Run<'r, 'd> {
         training.try_step()?;
         self.total += 1;
         let loss = match step.is_multiple_of(config.loss_every) {
-            true => Some(training.try_read_loss()?),
+            true => {
+                let own = f64::from(training.try_read_loss()?);
+                Some(distributed::mean(config, "the loss", own)? as f32)
+            }
             false => None,
         };
         let gradient_norm = match (loss, config.clip) {
@@ -381,7 +394,7 @@ impl<'r, 'd> Run<'r, 'd> {
             seconds: self.seconds(),
             evaluation_seconds,
         });
-        self.heed(flow);
+        self.heed(flow)?;
         let unfinished = self.total < (self.trainer.config.epochs as u64).saturating_mul(self.steps as u64);
         if self.stop.is_none() && unfinished && self.tracker.out_of_patience() {
             self.stop = Some(Stop::EarlyStopping);
@@ -390,10 +403,14 @@ impl<'r, 'd> Run<'r, 'd> {
     }
 
     /// Ends the run if the observer wants it to, unless it is ending.
-    fn heed(&mut self, flow: ControlFlow<()>) {
-        if flow.is_break() && self.stop.is_none() {
+    fn heed(&mut self, flow: ControlFlow<()>) -> Result<(), TrainError> {
+        let config = &self.trainer.config;
+        let ends = flow.is_break() || config.ranks().is_some_and(|ranks| ranks.stop_requested());
+        // Where one rank ends the run, all ranks end it after the same step.
+        if distributed::any(config, "whether the run ends", ends)? && self.stop.is_none() {
             self.stop = Some(Stop::Observer);
         }
+        Ok(())
     }
 
     fn seconds(&self) -> f64 {

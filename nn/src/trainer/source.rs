@@ -2,6 +2,7 @@
 
 use std::io;
 use std::mem;
+use std::ops::Range;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{Builder, Scope, ScopedJoinHandle};
 
@@ -28,6 +29,8 @@ pub(super) struct Maker<'d> {
     shuffle: bool,
     remainder: Remainder,
     augmentation: Augmentation,
+    /// The rows of each batch that this rank takes.
+    part: Range<usize>,
     /// Number of the next epoch, over all runs of a trainer.
     epoch: u64,
     /// Batches of that epoch that were used before.
@@ -45,6 +48,7 @@ impl<'d> Maker<'d> {
             shuffle: config.shuffle,
             remainder: config.remainder,
             augmentation: config.augmentation.clone(),
+            part: config.local_rows(),
             epoch,
             skip,
         };
@@ -65,6 +69,7 @@ impl<'d> Maker<'d> {
             false => Batches::sequential(self.data, self.batch_size, self.remainder),
         };
         let mut batches = batches?;
+        batches.take_part(self.part.clone());
         batches.skip_batches(mem::take(&mut self.skip));
         Ok(Epoch { batches, number })
     }

@@ -3,7 +3,7 @@
 use meganeura_core::Graph;
 use meganeura_nn::layers::{
     BatchNormConfig, Conv2d, Conv2dConfig, Embedding, LayerNormConfig, Linear, LinearConfig, LoraConfig,
-    RecurrentConfig, RmsNorm, SelfAttentionConfig,
+    RecurrentConfig, RmsNorm, RnnActivation, SelfAttentionConfig,
 };
 use meganeura_nn::models::{CnnConfig, LlamaConfig, MlpConfig, VitConfig};
 
@@ -222,7 +222,14 @@ fn nodes_of_models_are_at_the_line_that_built_them() {
 #[test]
 fn recurrent_layers_name_themselves_and_what_is_wrong() {
     type Build = fn(&mut Graph);
-    let cases: [(&[&str], Build); 5] = [
+    let cases: [(&[&str], Build); 6] = [
+        (&["rnn 'a'", "initial hidden state", "[2, 6]"], |g| {
+            let x = g.input("x", &[5, 2, 4]);
+            let hidden = g.input("h", &[3, 6]);
+            RecurrentConfig::new(4, 6)
+                .rnn(g, "a", RnnActivation::Tanh)
+                .forward_from(g, x, hidden, None);
+        }),
         (&["lstm 'a'", "inputs is 0"], |g| {
             RecurrentConfig::new(0, 4).lstm(g, "a");
         }),

@@ -3,14 +3,19 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod decode;
+mod distributed;
 mod encoder;
 mod hostile;
 mod images;
 mod layer_errors;
 mod layers;
 mod model;
+mod model_ranks;
 mod models;
+#[path = "../common/ranks.rs"]
+mod ranks;
 mod recurrent;
 mod runs;
 mod tables;
 mod trainer;
+mod zero1;

@@ -14,7 +14,7 @@ use meganeura_nn::trainer::{Silent, TrainConfig, Trainer};
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
 
-fn options(batch: usize) -> PredictorOptions {
+pub(crate) fn options(batch: usize) -> PredictorOptions {
     PredictorOptions {
         device: Some("cpu".into()),
         batch,
@@ -30,7 +30,7 @@ fn classes(n: usize) -> Task {
 }
 
 /// Trains that architecture on some of the digits: the model, the trainer, and raw and standardised test data.
-fn trained(architecture: Architecture, examples: usize, epochs: usize) -> (Model, Trainer, [Dataset; 2]) {
+pub(crate) fn trained(architecture: Architecture, examples: usize, epochs: usize) -> (Model, Trainer, [Dataset; 2]) {
     let (train, test) = digits_split().expect("embedded");
     let scale = Standardiser::fit_global(&train);
     let train = head(&train, examples).standardised(&scale).expect("scales");
@@ -48,7 +48,7 @@ fn trained(architecture: Architecture, examples: usize, epochs: usize) -> (Model
     (model, trainer, [test, scaled])
 }
 
-fn small() -> Architecture {
+pub(crate) fn small() -> Architecture {
     Architecture::Mlp {
         features: vec![1, 8, 8],
         hidden: vec![16],

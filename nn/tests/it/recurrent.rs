@@ -6,7 +6,7 @@ use meganeura_core::graph::{NodeKind, Value};
 use meganeura_core::random::SplitMix64;
 use meganeura_core::reference::evaluate;
 use meganeura_core::{Graph, NodeId};
-use meganeura_nn::layers::RecurrentConfig;
+use meganeura_nn::layers::{RecurrentConfig, RnnActivation};
 
 const STEPS: usize = 5;
 const BATCH: usize = 2;
@@ -135,10 +135,55 @@ fn a_gru_computes_its_formula_up_to_each_length() {
 }
 
 #[test]
+fn an_rnn_computes_its_formula_up_to_each_length() {
+    let lengths = [4, 5];
+    for (activation, reverse) in [(RnnActivation::Tanh, false), (RnnActivation::Relu, true)] {
+        let mut g = Graph::new();
+        let x = g.input("x", &[STEPS, BATCH, INPUTS]);
+        let h = g.input("h", &[BATCH, HIDDEN]);
+        let given = g.constant_u32(lengths.to_vec(), &[BATCH]).into();
+        let config = RecurrentConfig::new(INPUTS, HIDDEN).reverse(reverse);
+        let layer = config.rnn(&mut g, "rnn", activation);
+        let states = layer.forward_from(&mut g, x, h, Some(given));
+        let feeds = random_leaves(&g);
+        let found = values(&mut g, &[states.steps, states.hidden], &feeds);
+        let [w, u, b, d] = parameters(&feeds, if reverse { "_reverse" } else { "" });
+        let mut steps = vec![0.0; STEPS * BATCH * HIDDEN];
+        let mut last = Vec::new();
+        for (batch, &length) in lengths.iter().enumerate() {
+            let mut h = feeds["h"][batch * HIDDEN..(batch + 1) * HIDDEN].to_vec();
+            for n in 0..STEPS {
+                let t = if reverse { STEPS - 1 - n } else { n };
+                let at = (t * BATCH + batch) * INPUTS;
+                let x = &feeds["x"][at..at + INPUTS];
+                let new = |i: usize| {
+                    let sum = dot(w, i, x) + b[i] + dot(u, i, &h) + d[i];
+                    match activation {
+                        RnnActivation::Tanh => sum.tanh(),
+                        RnnActivation::Relu => sum.max(0.0),
+                    }
+                };
+                if t < length as usize {
+                    h = (0..HIDDEN).map(new).collect();
+                }
+                let at = (t * BATCH + batch) * HIDDEN;
+                steps[at..at + HIDDEN].copy_from_slice(&h);
+            }
+            last.extend(h);
+        }
+        close(&found[0], &steps);
+        close(&found[1], &last);
+    }
+}
+
+#[test]
 fn parameters_have_the_names_and_shapes_of_pytorch() {
     let mut g = Graph::new();
     RecurrentConfig::new(3, 4).lstm(&mut g, "a");
     RecurrentConfig::new(3, 4).reverse(true).bias(false).gru(&mut g, "b");
+    RecurrentConfig::new(3, 4)
+        .bias(false)
+        .rnn(&mut g, "c", RnnActivation::Tanh);
     let found: Vec<(&str, Vec<usize>)> = g
         .nodes()
         .iter()
@@ -152,6 +197,8 @@ fn parameters_have_the_names_and_shapes_of_pytorch() {
         ("a.bias_hh_l0", vec![16]),
         ("b.weight_ih_l0_reverse", vec![12, 3]),
         ("b.weight_hh_l0_reverse", vec![12, 4]),
+        ("c.weight_ih_l0", vec![4, 3]),
+        ("c.weight_hh_l0", vec![4, 4]),
     ];
     assert_eq!(found, wanted);
 }

@@ -293,6 +293,7 @@ fn a_regression_goes_on_from_a_checkpoint() {
             folder: home.path().join(name),
             every: 2,
             resume: true,
+            allow_changes: Vec::new(),
         }),
         ..config()
     };

@@ -2,9 +2,10 @@
 
 mod records;
 
-use std::fs::File;
 use std::io::Read;
 use std::path::Path;
+
+use meganeura_core::files::open_within_memory;
 
 pub(super) use records::{Line, Records, length_error, number};
 
@@ -92,7 +93,7 @@ pub struct Table {
 /// [`DataError::Io`], and those of [`parse_csv`].
 pub fn read_csv(path: impl AsRef<Path>, options: &CsvOptions) -> Result<Table, DataError> {
     let name = path.as_ref().display().to_string();
-    match File::open(path) {
+    match open_within_memory(path.as_ref()) {
         Ok(file) => parse_csv(file, &name, options),
         Err(source) => Err(DataError::Io { name, source }),
     }

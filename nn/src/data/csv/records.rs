@@ -7,6 +7,9 @@ use csv::{ByteRecord, Reader, ReaderBuilder, Trim};
 
 use crate::data::DataError;
 
+/// Each column is an input of the model, which has weights for it.
+const MAX_COLUMNS: usize = 1 << 17;
+
 /// Passes bytes on, and keeps the places of line ends among them. The `csv` crate counts lines as well, but
 /// its number of a record is that of the first empty line in front of it.
 struct Newlines<R> {
@@ -94,6 +97,17 @@ pub(in crate::data) struct Line<'r> {
 
 /// The fields of a record, which must be UTF-8.
 fn line<'r>(name: &str, number: usize, record: &'r ByteRecord) -> Result<Line<'r>, DataError> {
+    if record.len() > MAX_COLUMNS {
+        return Err(DataError::Csv {
+            name: name.into(),
+            line: number,
+            column: MAX_COLUMNS + 1,
+            reason: format!(
+                "the line has {} fields, more than the {MAX_COLUMNS} that a table may have",
+                record.len()
+            ),
+        });
+    }
     let mut fields = Vec::with_capacity(record.len());
     for (i, bytes) in record.iter().enumerate() {
         let field = std::str::from_utf8(bytes).map_err(|_| DataError::Csv {

@@ -219,7 +219,7 @@ fn parse(mut stream: Stream<'_>) -> Result<IdxArray, DataError> {
     let size = shape.iter().try_fold(dtype.size(), |size, &dim| size.checked_mul(dim));
     match size {
         Some(size) if size <= IDX_MAX_BYTES => {
-            let data = IdxData::decode(dtype, stream.rest(size)?);
+            let data = IdxData::decode(dtype, stream.rest(size, dtype.size())?);
             Ok(IdxArray { shape, data })
         }
         _ => Err(DataError::IdxTooLarge {

@@ -351,7 +351,7 @@ pub(super) fn parse_raw(mut stream: Stream<'_>) -> Result<Raw, DataError> {
             header.shape
         )));
     };
-    let mut bytes = stream.rest(size as usize)?;
+    let mut bytes = stream.rest(size as usize, element.size())?;
     if header.descr.starts_with('>') {
         bytes.chunks_exact_mut(element.unit()).for_each(<[u8]>::reverse);
     }

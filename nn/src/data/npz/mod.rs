@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::BufReader;
 use std::path::Path;
 
+use meganeura_core::files::open_regular;
 use zip::ZipArchive;
 
 use super::classes::{Labels, of_numbers};
@@ -69,8 +70,9 @@ fn raw(path: &Path, array: &str) -> Result<Raw, DataError> {
     let entry = archive
         .by_name(&format!("{array}.npy"))
         .map_err(|e| damaged(&name, &e))?;
-    let (size, full_name) = (entry.size(), format!("{name}: array '{array}'"));
-    parse_raw(Stream::from_reader(entry, size, &full_name)?)
+    let (size, stored) = (entry.size(), entry.compressed_size());
+    let full_name = format!("{name}: array '{array}'");
+    parse_raw(Stream::from_reader(entry, size, stored, &full_name)?)
 }
 
 /// Builds a data set from two arrays of the `.npz` file at `path`: `x` holds the features, `[n,
@@ -176,7 +178,7 @@ fn refuse(name: &str, reason: String) -> DataError {
 }
 
 fn open(path: &Path, name: &str) -> Result<Archive, DataError> {
-    let file = File::open(path).map_err(|source| DataError::Io {
+    let file = open_regular(path).map_err(|source| DataError::Io {
         name: name.into(),
         source,
     })?;

@@ -1,8 +1,9 @@
 //! The cells of a table as text.
 
-use std::fs::File;
 use std::io::Read;
 use std::path::Path;
+
+use meganeura_core::files::open_within_memory;
 
 use crate::data::csv::{Records, length_error, names};
 use crate::data::{DataError, Header};
@@ -32,7 +33,7 @@ impl RawTable {
     /// [`DataError::Io`], and those of [`parse`](Self::parse).
     pub fn read(path: impl AsRef<Path>, header: Header, delimiter: u8) -> Result<Self, DataError> {
         let name = path.as_ref().display().to_string();
-        match File::open(path) {
+        match open_within_memory(path.as_ref()) {
             Ok(file) => RawTable::parse(file, &name, header, delimiter),
             Err(source) => Err(DataError::Io { name, source }),
         }
