@@ -4,9 +4,9 @@
 //! `W + (alpha / rank) B A` (LoRA; Hu et al., 2021).
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 
+use meganeura_core::files::read_within_memory;
 use meganeura_core::{Error, Result, Session};
 use meganeura_nn::layers::{LoraConfig, LoraTargets};
 use safetensors::SafeTensors;
@@ -171,7 +171,7 @@ impl Adapters {
         let raw: Raw = serde_json::from_str(&read_text(&path)?).map_err(|e| damaged(&path, e))?;
         let config = raw.config(&path)?;
         let path = folder.join(MATRICES);
-        let bytes = fs::read(&path).map_err(|e| {
+        let bytes = read_within_memory(&path).map_err(|e| {
             let remedy = "give the folder of adapters: adapter_config.json and adapter_model.safetensors";
             Error::file(&path, format!("cannot be read: {e}"), remedy)
         })?;

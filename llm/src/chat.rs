@@ -3,13 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use meganeura_core::{Error, Result};
-use minijinja::syntax::SyntaxConfig;
+use minijinja::context;
 use minijinja::value::Value;
-use minijinja::{Environment, ErrorKind, context};
 use serde::Deserialize;
 
 use crate::files::{damaged, read_text};
 use crate::gguf::{self, Gguf};
+use crate::template::Template;
 
 /// One message of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,14 +34,15 @@ impl Message {
 #[derive(Debug)]
 pub struct ChatTemplate {
     path: PathBuf,
-    environment: Environment<'static>,
+    template: Template,
     bos: String,
     eos: String,
+    takes_tools: bool,
 }
 
 #[derive(Default, Deserialize)]
 struct Raw {
-    chat_template: Option<Template>,
+    chat_template: Option<Templates>,
     bos_token: Option<Mark>,
     eos_token: Option<Mark>,
 }
@@ -49,7 +50,7 @@ struct Raw {
 /// One template, or several by name.
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum Template {
+enum Templates {
     One(String),
     Several(Vec<Named>),
 }
@@ -82,20 +83,28 @@ fn none(path: &Path) -> Error {
     Error::file(path, "has no chat template", remedy)
 }
 
-/// Name of the template within its environment.
-const NAME: &str = "chat";
-
 impl ChatTemplate {
     /// Reads `chat_template.jinja` of a folder, or the template in `tokenizer_config.json`; or the template of a GGUF file.
     ///
     /// # Errors
-    /// [`Error::File`]: no template, or one that is no Jinja.
+    /// [`Error::File`]: no template, or one that is no Jinja, or too large.
     pub fn open(folder: &Path) -> Result<Self> {
+        ChatTemplate::find(folder)?.ok_or_else(|| none(folder))
+    }
+
+    /// [`ChatTemplate::open`], with `None` for a checkpoint that has no template.
+    ///
+    /// # Errors
+    /// [`Error::File`]: a template that is no Jinja, or a file that cannot be read.
+    pub fn find(folder: &Path) -> Result<Option<Self>> {
         if gguf::is_one(folder) {
             let file = Gguf::open(folder)?;
-            let source = file.chat_template()?.ok_or_else(|| none(folder))?.to_owned();
+            let Some(source) = file.chat_template()? else {
+                return Ok(None);
+            };
             let mark = |name| Ok::<_, Error>(file.mark(name)?.map(|mark| mark.text).unwrap_or_default());
-            return ChatTemplate::of(folder.to_owned(), source, [mark("bos")?, mark("eos")?]);
+            let marks = [mark("bos")?, mark("eos")?];
+            return ChatTemplate::of(folder.to_owned(), source.to_owned(), marks).map(Some);
         }
         let config = folder.join("tokenizer_config.json");
         let raw: Raw = match config.exists() {
@@ -105,36 +114,24 @@ impl ChatTemplate {
         let file = folder.join("chat_template.jinja");
         let (path, source) = match raw.chat_template {
             _ if file.exists() => (file.clone(), read_text(&file)?),
-            Some(Template::One(source)) => (config, source),
-            Some(Template::Several(all)) => {
+            Some(Templates::One(source)) => (config, source),
+            Some(Templates::Several(all)) => {
                 let default = all.into_iter().find(|t| t.name == "default");
                 let default =
                     default.ok_or_else(|| damaged(&config, "none of its chat templates is named 'default'"))?;
                 (config, default.template)
             }
-            None => return Err(none(folder)),
+            None => return Ok(None),
         };
-        ChatTemplate::of(path, source, [raw.bos_token, raw.eos_token].map(Mark::text))
+        ChatTemplate::of(path, source, [raw.bos_token, raw.eos_token].map(Mark::text)).map(Some)
     }
 
     fn of(path: PathBuf, source: String, [bos, eos]: [String; 2]) -> Result<Self> {
-        let mut environment = Environment::new();
-        // As templates are written for.
-        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-        environment.set_syntax(syntax.map_err(|e| damaged(&path, e))?);
-        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        environment.add_function(
-            "raise_exception",
-            |message: String| -> Result<String, minijinja::Error> {
-                Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
-            },
-        );
-        environment
-            .add_template_owned(NAME, source)
-            .map_err(|e| damaged(&path, e))?;
+        let template = Template::new(source).map_err(|e| damaged(&path, e))?;
         Ok(ChatTemplate {
+            takes_tools: template.uses("tools"),
             path,
-            environment,
+            template,
             bos,
             eos,
         })
@@ -143,18 +140,57 @@ impl ChatTemplate {
     /// A conversation as text that ends where the model's answer begins.
     ///
     /// # Errors
-    /// [`Error::File`] with what the template says of messages that it cannot take.
+    /// [`Error::File`] with what the template says of messages that it cannot take, or the limit that it came to: a million
+    /// instructions, 64 MiB of text.
     pub fn render(&self, messages: &[Message]) -> Result<String> {
         let message = |m: &Message| context! { role => m.role.as_str(), content => m.content.as_str() };
+        self.render_values(messages.iter().map(message).collect::<Value>(), Value::UNDEFINED)
+    }
+
+    /// [`ChatTemplate::render`] for messages as OpenAI's API has them, with calls of tools among their fields, and the tools
+    /// that may be called.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn render_json(&self, messages: &[serde_json::Value], tools: &[serde_json::Value]) -> Result<String> {
+        let tools = match tools.is_empty() {
+            true => Value::UNDEFINED,
+            false => tools.iter().map(value).collect(),
+        };
+        self.render_values(messages.iter().map(value).collect(), tools)
+    }
+
+    /// Whether the template does something with tools.
+    pub fn takes_tools(&self) -> bool {
+        self.takes_tools
+    }
+
+    fn render_values(&self, messages: Value, tools: Value) -> Result<String> {
         let values = context! {
-            messages => messages.iter().map(message).collect::<Value>(),
+            messages,
+            tools,
             add_generation_prompt => true,
             bos_token => self.bos.as_str(),
             eos_token => self.eos.as_str(),
         };
-        let template = self.environment.get_template(NAME);
-        let text = template.and_then(|template| template.render(values));
+        let text = self.template.render(values);
         text.map_err(|e| Error::file(&self.path, format!("cannot render the conversation: {e}"), ""))
+    }
+}
+
+/// JSON as templates have it.
+fn value(json: &serde_json::Value) -> Value {
+    use serde_json::Value as Json;
+    match json {
+        Json::Null => Value::from(()),
+        Json::Bool(truth) => Value::from(*truth),
+        Json::Number(number) => match (number.as_i64(), number.as_f64()) {
+            (Some(whole), _) => Value::from(whole),
+            (None, float) => Value::from(float.unwrap_or(f64::NAN)),
+        },
+        Json::String(text) => Value::from(text.as_str()),
+        Json::Array(all) => all.iter().map(value).collect(),
+        Json::Object(fields) => Value::from_pairs(fields.iter().map(|(name, field)| (name.as_str(), value(field)))),
     }
 }
 

@@ -248,6 +248,21 @@ impl Raw {
 const MAX_SIZE: usize = i32::MAX as usize;
 
 impl ModelConfig {
+    /// Whether a prompt has tokens, all of them the model's.
+    pub(crate) fn check_prompt(&self, prompt: &[u32]) -> Result<()> {
+        let vocab = self.network.vocab;
+        if prompt.is_empty() {
+            return Err(Error::misuse("the prompt has no tokens", "give at least one"));
+        }
+        if let Some(token) = prompt.iter().find(|&&token| token as usize >= vocab) {
+            return Err(Error::misuse(
+                format!("token {token} is not in the model's vocabulary of {vocab}"),
+                "use the tokenizer that belongs to the model",
+            ));
+        }
+        Ok(())
+    }
+
     /// Whether there can be such a model, whatever its weights are.
     fn check(&self, path: &Path) -> Result<()> {
         let network = &self.network;

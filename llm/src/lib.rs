@@ -11,6 +11,7 @@
 //! | [`hub`] | checkpoints by their names on the Hugging Face Hub, with the feature `hub` |
 //! | [`sampling`] | how a token is chosen from logits |
 //! | [`generator`] | prompts in, tokens out, with a key-value cache |
+//! | [`engine`] | many sequences at the same time, with a paged key-value cache |
 //!
 //! ```no_run
 //! use meganeura_llm::{Generator, GeneratorOptions, Request, Tokenizer};
@@ -31,12 +32,15 @@ pub mod adapters;
 pub mod chat;
 pub mod checkpoint;
 pub mod config;
+pub mod engine;
 mod files;
 pub mod generator;
 mod gguf;
 pub mod hub;
+mod plans;
 pub mod sampling;
 pub mod saving;
+mod template;
 mod tensors;
 pub mod tokenizer;
 
@@ -44,6 +48,7 @@ pub use adapters::Adapters;
 pub use chat::{ChatTemplate, Message};
 pub use checkpoint::Checkpoint;
 pub use config::ModelConfig;
+pub use engine::{Engine, EngineOptions};
 pub use generator::{Generation, Generator, GeneratorOptions, Request, Speed};
 pub use meganeura_nn::layers::WeightStorage;
 pub use sampling::{Sampler, Sampling};

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use meganeura_core::files::write_atomically;
+use meganeura_core::files::{FolderKind, read_within_memory, write_atomically};
 use meganeura_core::ops::RopeScaling;
 use meganeura_core::{Error, Result, Session, Weight, Weights};
 use meganeura_nn::layers::LoraConfig;
@@ -23,6 +23,93 @@ const DESCRIPTIONS: [&str; 7] = [
     "chat_template.jinja",
     "vocab.json",
 ];
+
+const WEIGHTS: &str = "model.safetensors";
+
+/// A folder with a model, as [`NewFolder`](meganeura_core::files::NewFolder) replaces it as a whole.
+pub const MODEL_FOLDER: FolderKind = FolderKind {
+    names: &[
+        WEIGHTS,
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "chat_template.jinja",
+        "vocab.json",
+    ],
+    marker: "config.json",
+    is_own: |text| has_field(text, "model_type"),
+};
+
+/// A folder with adapters, likewise.
+pub const ADAPTERS_FOLDER: FolderKind = FolderKind {
+    names: &[CONFIG, MATRICES],
+    marker: CONFIG,
+    is_own: |text| has_field(text, "peft_type"),
+};
+
+fn has_field(text: &[u8], field: &str) -> bool {
+    let fields = serde_json::from_slice::<Value>(text).ok();
+    fields.is_some_and(|fields| fields.get(field).is_some())
+}
+
+/// What describes a model beside its weights: names of files, and their contents.
+#[derive(Clone, Debug, Default)]
+pub struct Descriptions(Vec<(&'static str, Vec<u8>)>);
+
+impl Descriptions {
+    /// Those of a checkpoint; files that it has not are not missed.
+    ///
+    /// # Errors
+    /// [`Error::File`] if a file cannot be read.
+    pub fn of_checkpoint(folder: &Path) -> Result<Self> {
+        let mut all = Descriptions::default();
+        for name in DESCRIPTIONS {
+            let path = folder.join(name);
+            if path.exists() {
+                let bytes = read_within_memory(&path);
+                let bytes = bytes.map_err(|e| {
+                    Error::file(&path, format!("cannot be read: {e}"), "look at the file's permissions")
+                })?;
+                all.set(name, bytes);
+            }
+        }
+        Ok(all)
+    }
+
+    /// The `config.json` of a model of the type `llama`; `stop` is the token that ends a text, if there is one.
+    ///
+    /// # Errors
+    /// [`Error::InvalidUse`] for options that the type has not.
+    pub fn of_llama(model: &LlamaConfig, context: usize, stop: Option<u32>) -> Result<Self> {
+        let config = config_of(model, context, stop)?;
+        Ok(Descriptions(vec![(
+            "config.json",
+            format!("{config:#}\n").into_bytes(),
+        )]))
+    }
+
+    /// Sets the `tokenizer.json`, in place of the one that there may be.
+    pub fn set_tokenizer(&mut self, text: String) {
+        self.set("tokenizer.json", text.into_bytes());
+    }
+
+    fn set(&mut self, name: &'static str, bytes: Vec<u8>) {
+        self.0.retain(|(other, _)| *other != name);
+        self.0.push((name, bytes));
+    }
+
+    /// Writes them into a folder.
+    ///
+    /// # Errors
+    /// [`Error::File`] if a file cannot be written.
+    pub fn write(&self, folder: &Path) -> Result<()> {
+        self.0
+            .iter()
+            .try_for_each(|(name, bytes)| save_text(folder, name, bytes))
+    }
+}
 
 /// Makes a folder for a model, if it does not exist.
 ///
@@ -54,7 +141,7 @@ pub fn save_weights(folder: &Path, session: &mut Session, lora: Option<&LoraConf
         let weight = stored(&name, &shape, &values)?;
         weights.insert(name, weight);
     }
-    weights.write(folder.join("model.safetensors"))
+    weights.write(folder.join(WEIGHTS))
 }
 
 /// Writes the adapters of a session in PEFT's layout; `base` is what the settings call the model.
@@ -84,12 +171,15 @@ pub fn save_adapters(folder: &Path, session: &mut Session, lora: &LoraConfig, ba
     write_json(&folder.join(CONFIG), &config)
 }
 
-/// Writes the `config.json` of a model of the type `llama`; `stop` is the token that ends a text, if
-/// there is one.
+/// Writes the `config.json` of a model of the type `llama`, as [`Descriptions::of_llama`] has it.
 ///
 /// # Errors
 /// [`Error::File`] if the file cannot be written; [`Error::InvalidUse`] for options that the type has not.
 pub fn save_config(folder: &Path, model: &LlamaConfig, context: usize, stop: Option<u32>) -> Result<()> {
+    Descriptions::of_llama(model, context, stop)?.write(folder)
+}
+
+fn config_of(model: &LlamaConfig, context: usize, stop: Option<u32>) -> Result<Value> {
     let plain = RopeScaling::None == model.rope_scaling && model.window.is_none() && !model.head_norm;
     if !plain || model.qkv_bias != model.attention_out_bias {
         return Err(Error::misuse(
@@ -97,7 +187,7 @@ pub fn save_config(folder: &Path, model: &LlamaConfig, context: usize, stop: Opt
             "copy the config.json that it came from",
         ));
     }
-    let config = json!({
+    Ok(json!({
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "vocab_size": model.vocab,
@@ -116,8 +206,7 @@ pub fn save_config(folder: &Path, model: &LlamaConfig, context: usize, stop: Opt
         "hidden_act": "silu",
         "eos_token_id": stop,
         "dtype": "float32",
-    });
-    write_json(&folder.join("config.json"), &config)
+    }))
 }
 
 /// Copies what describes a checkpoint beside its weights; files that it has not are not missed.
@@ -125,15 +214,7 @@ pub fn save_config(folder: &Path, model: &LlamaConfig, context: usize, stop: Opt
 /// # Errors
 /// [`Error::File`] if a file cannot be copied.
 pub fn copy_descriptions(from: &Path, to: &Path) -> Result<()> {
-    for name in DESCRIPTIONS {
-        let path = from.join(name);
-        if path.exists() {
-            let bytes = fs::read(&path)
-                .map_err(|e| Error::file(&path, format!("cannot be read: {e}"), "look at the file's permissions"))?;
-            save_text(to, name, &bytes)?;
-        }
-    }
-    Ok(())
+    Descriptions::of_checkpoint(from)?.write(to)
 }
 
 /// Writes a file of a folder.

@@ -5,8 +5,6 @@
 //! memory twice and nothing is copied to go from one to the other. A segment that turns out to be needed later is a new
 //! session: caches go there through the host, weights are streamed anew.
 
-mod plans;
-
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,15 +12,35 @@ use std::time::{Duration, Instant};
 use meganeura_core::backend::Device;
 use meganeura_core::config::Config;
 use meganeura_core::plan::MemoryForecast;
-use meganeura_core::{Error, Result, Session, select};
+use meganeura_core::{Error, Graph, Result, Session, select};
 use meganeura_nn::layers::WeightStorage;
-use meganeura_nn::models::{KV_POS, LOGITS_ROW, LogitsOf, TOKENS, kv_cache_names};
+use meganeura_nn::models::{KV_POS, LOGITS_ROW, LlamaConfig, LogitsOf, TOKENS, kv_cache_names};
 
 use crate::adapters::Adapters;
 use crate::checkpoint::Checkpoint;
 use crate::config::ModelConfig;
+use crate::plans::{Joined, Plans, Step, StepShape};
 use crate::sampling::{Sampler, Sampling};
-use plans::{Joined, Plans, Shape, Step};
+
+/// What a step computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Shape {
+    /// Tokens of a step.
+    rows: usize,
+    logits: LogitsOf,
+    /// Rows of the caches.
+    capacity: usize,
+}
+
+impl StepShape for Shape {
+    fn name(&self) -> String {
+        format!("{}-{:?}-of-{}", self.rows, self.logits, self.capacity)
+    }
+
+    fn graph(&self, network: &LlamaConfig) -> Graph {
+        network.decode_graph(&[], self.rows, self.capacity, self.logits)
+    }
+}
 
 /// Choices of [`Generator::open`].
 #[derive(Clone, Debug)]
@@ -112,11 +130,11 @@ fn rate(count: usize, time: Duration) -> f64 {
 pub struct Generator {
     config: ModelConfig,
     checkpoint: Checkpoint,
-    plans: Plans,
+    plans: Plans<Shape>,
     selector: String,
     capacity: usize,
     prefill_rows: usize,
-    active: Option<Joined>,
+    active: Option<Joined<Shape>>,
     /// Place of the latest step among those of the session.
     latest: usize,
     /// The tokens whose keys and values are cached.
@@ -267,16 +285,7 @@ impl Generator {
     }
 
     fn check_prompt(&self, prompt: &[u32]) -> Result<()> {
-        let vocab = self.config.network.vocab;
-        if prompt.is_empty() {
-            return Err(Error::misuse("the prompt has no tokens", "give at least one"));
-        }
-        if let Some(token) = prompt.iter().find(|&&token| token as usize >= vocab) {
-            return Err(Error::misuse(
-                format!("token {token} is not in the model's vocabulary of {vocab}"),
-                "use the tokenizer that belongs to the model",
-            ));
-        }
+        self.config.check_prompt(prompt)?;
         if prompt.len() > self.capacity {
             return Err(Error::misuse(
                 format!(
@@ -304,7 +313,7 @@ impl Generator {
         };
         if in_pieces && goes_on {
             // Both at once, so that weights are read once.
-            self.need(&[TOKEN, Shape { rows, logits }])?;
+            self.need(&[self.shape(1, LogitsOf::AllRows), self.shape(rows, logits)])?;
         }
         while self.cached.len() < prompt.len() {
             self.run_piece(prompt, rows, logits)?;
@@ -322,7 +331,7 @@ impl Generator {
         let mut piece = tokens[start..end].to_vec();
         // Rows behind the last token are overwritten before anything reads them.
         piece.resize(rows, 0);
-        let (session, step) = self.step(Shape { rows, logits })?;
+        let (session, step) = self.step(self.shape(rows, logits))?;
         session.try_set_input_u32(&step.input(TOKENS), &piece)?;
         session.try_set_input_u32(&step.input(KV_POS), &[start as u32])?;
         if logits == LogitsOf::OneRow {
@@ -342,8 +351,16 @@ impl Generator {
         }
     }
 
+    fn shape(&self, rows: usize, logits: LogitsOf) -> Shape {
+        Shape {
+            rows,
+            logits,
+            capacity: self.capacity,
+        }
+    }
+
     /// The session, and how it makes steps of a shape.
-    fn step(&mut self, shape: Shape) -> Result<(&mut Session, &Step)> {
+    fn step(&mut self, shape: Shape) -> Result<(&mut Session, &Step<Shape>)> {
         self.need(&[shape])?;
         let Some(Joined { session, steps }) = &mut self.active else {
             return Err(Error::misuse("there is no session", ""));
@@ -380,8 +397,8 @@ impl Generator {
         Ok(())
     }
 
-    fn built(&mut self, shapes: &[Shape], caches: &[(String, Vec<f32>)]) -> Result<Joined> {
-        let mut joined = self.plans.session(&self.config.network, shapes, self.capacity)?;
+    fn built(&mut self, shapes: &[Shape], caches: &[(String, Vec<f32>)]) -> Result<Joined<Shape>> {
+        let mut joined = self.plans.session(&self.config.network, shapes)?;
         self.checkpoint.load_into(&mut joined.session)?;
         for (name, values) in caches {
             joined.session.try_upload_param(name, values)?;
@@ -402,11 +419,6 @@ impl Generator {
 
 /// Tokens from which on a prompt is read in pieces.
 const MIN_FOR_PIECES: usize = 16;
-/// A step that adds a token.
-const TOKEN: Shape = Shape {
-    rows: 1,
-    logits: LogitsOf::AllRows,
-};
 
 impl std::fmt::Debug for Generator {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

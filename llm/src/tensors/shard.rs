@@ -1,10 +1,10 @@
 //! A mapped file with tensors.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use meganeura_core::files::open_regular;
 use meganeura_core::{Error, Result};
 use memmap2::Mmap;
 use safetensors::SafeTensors;
@@ -92,7 +92,7 @@ impl Tensor<'_> {
 /// Maps a file into memory.
 pub(crate) fn map(path: &Path, remedy: &str) -> Result<Mmap> {
     let unreadable = |e: std::io::Error| Error::file(path, format!("cannot be read: {e}"), remedy);
-    let file = File::open(path).map_err(unreadable)?;
+    let file = open_regular(path).map_err(unreadable)?;
     // SAFETY: the map is only read. That nobody changes the file meanwhile is asked of the caller; what is read
     // from it is checked before, and only ever converted to numbers after.
     unsafe { Mmap::map(&file) }.map_err(unreadable)

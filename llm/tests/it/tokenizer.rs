@@ -51,3 +51,97 @@ fn truncation_of_the_file_ends_no_text() {
     assert_eq!(tokens, plain.encode(TEXT).expect("tokens"));
     assert_eq!(cut.decode(&tokens).expect("text"), TEXT);
 }
+
+/// What opening and using a tokenizer with other parts says, if it is refused.
+fn refused(change: impl FnOnce(&mut serde_json::Value)) -> Option<String> {
+    let plain = Tokenizer::train(TEXT, 300).expect("trains");
+    let mut file: serde_json::Value = serde_json::from_str(&plain.to_json().expect("writes")).expect("JSON");
+    change(&mut file);
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("tokenizer.json");
+    std::fs::write(&path, file.to_string()).expect("written");
+    let used = Tokenizer::read(&path).and_then(|tokenizer| {
+        let tokens = tokenizer.encode(TEXT)?;
+        tokenizer.decode(&tokens)
+    });
+    used.err().map(|e| e.to_string())
+}
+
+fn base64(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let bits: String = bytes.iter().map(|b| format!("{b:08b}")).collect();
+    let digit = |six: &[u8]| {
+        let six = std::str::from_utf8(six).expect("bits");
+        char::from(DIGITS[usize::from_str_radix(&format!("{six:0<6}"), 2).expect("bits")])
+    };
+    let text: String = bits.as_bytes().chunks(6).map(digit).collect();
+    let padding = text.len().next_multiple_of(4) - text.len();
+    text + &"=".repeat(padding)
+}
+
+#[test]
+fn tokenizers_that_fail_or_never_end_are_errors() {
+    let replace =
+        |pattern: serde_json::Value, content: &str| json!({"type": "Replace", "pattern": pattern, "content": content});
+    let sequence = |steps: Vec<serde_json::Value>| json!({"type": "Sequence", "normalizers": steps});
+    let precompiled = |bytes: &[u8]| json!({"type": "Precompiled", "precompiled_charsmap": base64(bytes)});
+    let template = |single: serde_json::Value, marks: serde_json::Value| json!({"type": "TemplateProcessing", "single": single, "pair": [], "special_tokens": marks});
+    let mark = |id: &str| json!({"SpecialToken": {"id": id, "type_id": 0}});
+    let doubling = vec![replace(json!({"String": "a"}), "aa"); 40];
+    let prepends = vec![json!({"type": "Prepend", "prepend": "x"}); 5000];
+    let mut long = vec![4u8, 0, 0, 0, 0, 0, 0, 0];
+    long.extend([b'x'; 100_000]);
+    // Every way leads out of it.
+    let mut out_of_trie = vec![4u8, 0, 0, 0, 0xff, 0xff, 0xff, 0x7f];
+    out_of_trie.extend(b"a\0");
+    let cases: Vec<(&str, serde_json::Value, &str)> = vec![
+        ("normalizer", replace(json!({"Regex": ""}), "x"), "empty pattern"),
+        ("normalizer", replace(json!({"String": ""}), "x"), "empty pattern"),
+        ("normalizer", sequence(doubling), "times as long"),
+        ("normalizer", sequence(prepends), "more than 64 steps"),
+        ("normalizer", precompiled(&[]), "empty precompiled_charsmap"),
+        ("normalizer", precompiled(&[0xff, 0xff, 0xff, 0xff, 0]), "a trie of"),
+        ("normalizer", precompiled(&[0, 0, 0, 0, b'a']), "a trie of 0 bytes"),
+        ("normalizer", precompiled(&out_of_trie), "the library failed"),
+        ("normalizer", precompiled(&long), "in place of a character"),
+        (
+            "post_processor",
+            template(json!([mark("[GONE]")]), json!({})),
+            "'[GONE]', which is not among",
+        ),
+        (
+            "post_processor",
+            template(
+                json!(vec![mark("A"); 5000]),
+                json!({"A": {"id": "A", "ids": [1], "tokens": ["A"]}}),
+            ),
+            "template of 5000 pieces",
+        ),
+        (
+            "post_processor",
+            template(
+                json!([mark("A")]),
+                json!({"A": {"id": "A", "ids": vec![1; 5000], "tokens": vec!["A"; 5000]}}),
+            ),
+            "5000 tokens for 'A'",
+        ),
+    ];
+    for (field, value, said) in cases {
+        let error = refused(|file| file[field] = value).unwrap_or_default();
+        assert!(error.contains(said), "{said}: {error}");
+    }
+    let error = refused(|file| file["model"]["continuing_subword_prefix"] = json!("####")).unwrap_or_default();
+    assert!(error.contains("continuing_subword_prefix '####'"), "{error}");
+    // What the file sets for batches is not looked at.
+    let stride = json!({"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 4});
+    assert_eq!(refused(|file| file["truncation"] = stride), None);
+    let few = template(
+        json!([{"Sequence": {"id": "A", "type_id": 0}}, mark("A")]),
+        json!({"A": {"id": "A", "ids": [1], "tokens": ["A"]}}),
+    );
+    assert_eq!(refused(|file| file["post_processor"] = few), None);
+    assert_eq!(
+        refused(|file| file["normalizer"] = replace(json!({"String": " "}), "\u{2581}")),
+        None
+    );
+}

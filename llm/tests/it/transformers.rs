@@ -18,21 +18,21 @@ use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 
-const MODELS: [&str; 6] = ["llama", "llama_sharded", "llama_linear", "mistral", "qwen2", "qwen3"];
+pub(crate) const MODELS: [&str; 6] = ["llama", "llama_sharded", "llama_linear", "mistral", "qwen2", "qwen3"];
 /// Of the largest logit.
 const TOLERANCE: f32 = 1e-4;
 
-fn folder(model: &str) -> PathBuf {
+pub(crate) fn folder(model: &str) -> PathBuf {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     root.join("../tests/fixtures/transformers").join(model)
 }
 
-fn expected(model: &str) -> Value {
+pub(crate) fn expected(model: &str) -> Value {
     let text = std::fs::read_to_string(folder(model).join("expected.json")).expect("a fixture");
     serde_json::from_str(&text).expect("json")
 }
 
-fn ids(value: &Value) -> Vec<u32> {
+pub(crate) fn ids(value: &Value) -> Vec<u32> {
     let list = value.as_array().expect("a list").iter();
     list.map(|id| id.as_u64().expect("a token") as u32).collect()
 }
@@ -45,11 +45,11 @@ fn logits(model: &str) -> Vec<f32> {
     words.iter().map(|&b| f32::from_le_bytes(b)).collect()
 }
 
-fn device() -> Arc<dyn Device> {
+pub(crate) fn device() -> Arc<dyn Device> {
     Arc::new(CpuDevice::new(2))
 }
 
-fn generator(model: &str, prefill_rows: usize) -> Generator {
+pub(crate) fn generator(model: &str, prefill_rows: usize) -> Generator {
     generator_with(model, prefill_rows, WeightStorage::F32)
 }
 

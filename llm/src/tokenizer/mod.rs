@@ -1,5 +1,10 @@
 //! Text to tokens and back.
 
+mod spelling;
+mod vet;
+
+use std::ops::Deref;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use meganeura_core::{Error, Result};
@@ -50,11 +55,9 @@ impl Tokenizer {
 
     /// What a file has said.
     fn parse(path: &Path, text: &str) -> Result<Self> {
-        let mut inner = text.parse::<tokenizers::Tokenizer>().map_err(|e| damaged(path, e))?;
-        // Settings of the batches that it was trained with: padding would be taken for text, and long texts would end early.
-        inner.with_padding(None);
-        inner.with_truncation(None).map_err(|e| damaged(path, e))?;
-        Ok(Tokenizer(inner))
+        let text = vet::vet(text).map_err(|e| damaged(path, e))?;
+        let inner = contained(|| text.parse::<tokenizers::Tokenizer>());
+        Ok(Tokenizer(inner.map_err(|e| damaged(path, e))?))
     }
 
     /// Learns a tokenizer of so many tokens from a text: byte pair encoding (Sennrich et al., 2016) of bytes, with the mark
@@ -113,7 +116,7 @@ impl Tokenizer {
     }
 
     fn encoded(&self, text: &str, marks: bool) -> Result<Vec<u32>> {
-        let encoding = self.0.encode(text, marks);
+        let encoding = contained(|| self.0.encode(text, marks));
         let encoding = encoding.map_err(|e| Error::misuse(format!("the text has no tokens: {e}"), ""))?;
         Ok(encoding.get_ids().to_vec())
     }
@@ -123,7 +126,7 @@ impl Tokenizer {
     /// # Errors
     /// What the tokenizer says.
     pub fn decode(&self, tokens: &[u32]) -> Result<String> {
-        let text = self.0.decode(tokens, true);
+        let text = contained(|| self.0.decode(tokens, true));
         text.map_err(|e| Error::misuse(format!("the tokens have no text: {e}"), ""))
     }
 
@@ -153,27 +156,77 @@ impl Tokenizer {
         self.0.token_to_id(mark)
     }
 
+    /// What each token stands for, from token 0 on.
+    pub fn token_bytes(&self) -> Vec<TokenBytes> {
+        let spelling = spelling::Spelling::of(&self.0);
+        let added = self.0.get_added_tokens_decoder();
+        let bytes = |id: u32| match (added.get(&id), self.0.id_to_token(id)) {
+            (Some(token), _) if token.special => TokenBytes::Special(token.content.clone()),
+            (Some(token), _) => TokenBytes::Text(token.content.clone().into_bytes()),
+            (None, Some(name)) => TokenBytes::Text(spelling.bytes(&name)),
+            (None, None) => TokenBytes::None,
+        };
+        (0..self.vocab() as u32).map(bytes).collect()
+    }
+
     /// Text piece by piece.
-    pub fn stream(&self) -> TextStream<'_> {
-        TextStream {
-            tokenizer: self,
-            tokens: Vec::new(),
-            shown: 0,
-        }
+    pub fn stream(&self) -> TextStream<&Self> {
+        TextStream::new(self)
+    }
+}
+
+/// What a token stands for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TokenBytes {
+    /// Nothing: no token has the number.
+    None,
+    /// Some bytes of a text, which need not be whole characters.
+    Text(Vec<u8>),
+    /// A mark, by its name, that no text has.
+    Special(String),
+}
+
+/// What the library says, also where it panics: its tokenizers are of untrusted files.
+fn contained<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> std::result::Result<T, String> {
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(error)) => Err(error.to_string()),
+        Err(_) => Err("the tokenizer is none that works: the library failed on it".into()),
     }
 }
 
 /// Text of tokens that come one by one: a character of several tokens appears with its last one.
 #[derive(Clone, Debug)]
-pub struct TextStream<'a> {
-    tokenizer: &'a Tokenizer,
+pub struct TextStream<T> {
+    tokenizer: T,
     /// Those since the last place where text was complete.
     tokens: Vec<u32>,
     /// How many of them have been shown.
     shown: usize,
 }
 
-impl TextStream<'_> {
+impl<T: Deref<Target = Tokenizer>> TextStream<T> {
+    /// Of a tokenizer, by a reference or an [`Arc`](std::sync::Arc).
+    pub fn new(tokenizer: T) -> Self {
+        TextStream {
+            tokenizer,
+            tokens: Vec::new(),
+            shown: 0,
+        }
+    }
+
+    /// Of a text that goes on behind these tokens. Tokenizers of SentencePiece leave the first space of a text out, which is
+    /// part of what goes on.
+    pub fn behind(tokenizer: T, tokens: &[u32]) -> Self {
+        const ENOUGH: usize = 4;
+        let tokens = tokens[tokens.len().saturating_sub(ENOUGH)..].to_vec();
+        TextStream {
+            tokenizer,
+            shown: tokens.len(),
+            tokens,
+        }
+    }
+
     /// The text that a token completes, which may be none.
     ///
     /// # Errors
@@ -182,8 +235,9 @@ impl TextStream<'_> {
         let before = self.tokenizer.decode(&self.tokens[..self.shown])?;
         self.tokens.push(token);
         let all = self.tokenizer.decode(&self.tokens)?;
-        // What an incomplete character is replaced by.
-        if all.ends_with('\u{fffd}') {
+        // What an incomplete character is replaced by; none has more bytes than this, and so no more tokens.
+        const MOST: usize = 4;
+        if all.ends_with('\u{fffd}') && self.tokens.len() - self.shown < MOST {
             return Ok(String::new());
         }
         let new = all.get(before.len()..).unwrap_or_default().to_owned();

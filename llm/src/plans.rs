@@ -1,56 +1,51 @@
-//! Plans of the sessions of a generator, made once each.
+//! Plans of sessions that make steps of several shapes, made once each.
 
 use std::collections::HashMap;
+use std::hash::Hash;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use meganeura_compiler::build::Builder;
 use meganeura_compiler::rewrite::RewriteConfig;
 use meganeura_core::backend::Device;
-use meganeura_core::{Error, ExecutionPlan, Result, Session};
-use meganeura_nn::models::{LlamaConfig, LogitsOf};
+use meganeura_core::{Error, ExecutionPlan, Graph, Result, Session};
+use meganeura_nn::models::LlamaConfig;
 
-/// What a step computes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Shape {
-    /// Tokens of a step.
-    pub(super) rows: usize,
-    pub(super) logits: LogitsOf,
-}
+/// What a step computes: a plan of its own.
+pub(crate) trait StepShape: Copy + Eq + Hash + std::fmt::Debug {
+    /// Name of the segment of a joined plan, and of the file of a plan that is kept.
+    fn name(&self) -> String;
 
-impl Shape {
-    /// Name of the segment of a joined plan.
-    fn segment(self) -> String {
-        format!("{}-{:?}", self.rows, self.logits)
-    }
+    /// What the step computes.
+    fn graph(&self, network: &LlamaConfig) -> Graph;
 }
 
 /// A session that makes steps of some shapes, which share weights and caches.
-pub(super) struct Joined {
-    pub(super) session: Session,
-    pub(super) steps: Vec<Step>,
+pub(crate) struct Joined<S> {
+    pub(crate) session: Session,
+    pub(crate) steps: Vec<Step<S>>,
 }
 
 /// How a session makes the steps of a shape.
 #[derive(Clone, Debug)]
-pub(super) struct Step {
-    pub(super) shape: Shape,
+pub(crate) struct Step<S> {
+    pub(crate) shape: S,
     /// Segment of a plan that was joined to the first one's.
     segment: Option<String>,
     /// Number of its output.
     output: usize,
 }
 
-impl Step {
+impl<S> Step<S> {
     /// Name of an input.
-    pub(super) fn input(&self, name: &str) -> String {
+    pub(crate) fn input(&self, name: &str) -> String {
         match &self.segment {
             None => name.to_owned(),
             Some(segment) => format!("{segment}.{name}"),
         }
     }
 
-    pub(super) fn run(&self, session: &mut Session) -> Result<()> {
+    pub(crate) fn run(&self, session: &mut Session) -> Result<()> {
         match &self.segment {
             None => session.try_step(),
             Some(segment) => session.try_step_of(segment),
@@ -58,7 +53,7 @@ impl Step {
     }
 
     /// The first logits.
-    pub(super) fn read(&self, session: &mut Session, len: usize) -> Result<Vec<f32>> {
+    pub(crate) fn read(&self, session: &mut Session, len: usize) -> Result<Vec<f32>> {
         let mut logits = vec![0.0; len];
         session.try_read_output_start(self.output, &mut logits)?;
         Ok(logits)
@@ -66,18 +61,18 @@ impl Step {
 }
 
 /// A device with plans for it.
-pub(super) struct Plans {
+pub(crate) struct Plans<S> {
     device: Arc<dyn Device>,
-    pub(super) rewrite: RewriteConfig,
+    pub(crate) rewrite: RewriteConfig,
     folder: Option<PathBuf>,
-    made: HashMap<Shape, ExecutionPlan>,
+    made: HashMap<S, ExecutionPlan>,
 }
 
 /// The rule set that stores parameters joined.
 const PACKING: &str = "packing";
 
-impl Plans {
-    pub(super) fn new(device: Arc<dyn Device>, folder: Option<PathBuf>) -> Self {
+impl<S: StepShape> Plans<S> {
+    pub(crate) fn new(device: Arc<dyn Device>, folder: Option<PathBuf>) -> Self {
         Plans {
             device,
             rewrite: RewriteConfig::default(),
@@ -86,17 +81,17 @@ impl Plans {
         }
     }
 
-    /// A session for these shapes, at least one, with caches of so many rows.
+    /// A session for these shapes, at least one.
     ///
     /// Where rewriting packs other weights for one shape than for another, they could not share them; then none are
     /// packed.
-    pub(super) fn session(&mut self, network: &LlamaConfig, shapes: &[Shape], capacity: usize) -> Result<Joined> {
-        let (plan, steps) = match self.joined(network, shapes, capacity) {
+    pub(crate) fn session(&mut self, network: &LlamaConfig, shapes: &[S]) -> Result<Joined<S>> {
+        let (plan, steps) = match self.joined(network, shapes) {
             Err(Error::ParametersDiffer { differences }) if !self.rewrite.disable.iter().any(|d| d == PACKING) => {
                 log::info!("weights are not packed: {}", differences.join("; "));
                 self.rewrite.disable.push(PACKING.to_owned());
                 self.made.clear();
-                self.joined(network, shapes, capacity)?
+                self.joined(network, shapes)?
             }
             other => other?,
         };
@@ -105,18 +100,13 @@ impl Plans {
     }
 
     /// One plan for several shapes.
-    fn joined(
-        &mut self,
-        network: &LlamaConfig,
-        shapes: &[Shape],
-        capacity: usize,
-    ) -> Result<(ExecutionPlan, Vec<Step>)> {
+    fn joined(&mut self, network: &LlamaConfig, shapes: &[S]) -> Result<(ExecutionPlan, Vec<Step<S>>)> {
         let limit = self.device.capabilities().max_buffer_bytes;
         let mut joined: Option<ExecutionPlan> = None;
         let mut steps = Vec::new();
         for &shape in shapes {
-            let plan = self.plan(network, shape, capacity)?;
-            let segment = joined.is_some().then(|| shape.segment());
+            let plan = self.plan(network, shape)?;
+            let segment = joined.is_some().then(|| shape.name());
             let output = match (&mut joined, &segment) {
                 (Some(all), Some(segment)) => all.join(plan, segment, limit)?,
                 _ => {
@@ -131,9 +121,9 @@ impl Plans {
     }
 
     /// The plan of a shape.
-    fn plan(&mut self, network: &LlamaConfig, shape: Shape, capacity: usize) -> Result<&ExecutionPlan> {
+    fn plan(&mut self, network: &LlamaConfig, shape: S) -> Result<&ExecutionPlan> {
         if !self.made.contains_key(&shape) {
-            let graph = network.decode_graph(&[], shape.rows, capacity, shape.logits);
+            let graph = shape.graph(network);
             let packed = if self.rewrite.disable.is_empty() {
                 ""
             } else {
@@ -141,8 +131,8 @@ impl Plans {
             };
             let file = |folder: &PathBuf| {
                 folder.join(format!(
-                    "decode-{}-of-{capacity}-{}{packed}.ron",
-                    shape.segment(),
+                    "decode-{}-{}{packed}.ron",
+                    shape.name(),
                     network.weights.name()
                 ))
             };

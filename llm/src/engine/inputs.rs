@@ -1,0 +1,130 @@
+//! The rows of a step, and what a session is fed with for them.
+
+use meganeura_core::Graph;
+use meganeura_nn::models::{LlamaConfig, PagedCache};
+
+use super::SequenceId;
+use super::options::EngineOptions;
+use super::sequence::Sequence;
+use crate::plans::StepShape;
+
+/// Rows of a block.
+pub(super) const BLOCK_ROWS: usize = 16;
+
+/// A step that reads so many tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Rows {
+    pub(super) rows: usize,
+    /// Rows that there are logits of.
+    pub(super) logits: usize,
+    pub(super) cache: PagedCache,
+}
+
+impl StepShape for Rows {
+    fn name(&self) -> String {
+        let PagedCache {
+            blocks,
+            block_rows,
+            table_len,
+        } = self.cache;
+        format!(
+            "paged-{}-{}-of-{blocks}-{block_rows}-{table_len}",
+            self.rows, self.logits
+        )
+    }
+
+    fn graph(&self, network: &LlamaConfig) -> Graph {
+        network.paged_graph(self.rows, self.cache, self.logits)
+    }
+}
+
+/// Rows of one sequence in a step.
+pub(super) struct Part {
+    pub(super) id: SequenceId,
+    /// Its place among those that run.
+    pub(super) sequence: usize,
+    pub(super) rows: usize,
+    /// The last of the rows, if they are no tokens of the sequence yet.
+    pub(super) draft: Vec<u32>,
+    /// Whether the last token of the sequence is among the rows, so that there is a next one to choose.
+    pub(super) is_read: bool,
+}
+
+impl Part {
+    /// Rows whose logits are asked for.
+    pub(super) fn logits(&self) -> usize {
+        match self.is_read {
+            true => 1 + self.draft.len(),
+            false => 0,
+        }
+    }
+}
+
+/// Inputs of a step.
+pub(super) struct Inputs {
+    shape: Rows,
+    pub(super) tokens: Vec<u32>,
+    pub(super) positions: Vec<u32>,
+    pub(super) slots: Vec<u32>,
+    pub(super) table: Vec<u32>,
+    /// Rows whose logits are asked for.
+    pub(super) chosen: Vec<u32>,
+}
+
+impl Inputs {
+    pub(super) fn new(shape: Rows) -> Self {
+        Inputs {
+            shape,
+            tokens: Vec::with_capacity(shape.rows),
+            positions: Vec::with_capacity(shape.rows),
+            slots: Vec::with_capacity(shape.rows),
+            table: Vec::with_capacity(shape.rows * shape.cache.table_len),
+            chosen: Vec::with_capacity(shape.logits),
+        }
+    }
+
+    pub(super) fn add(&mut self, sequence: &Sequence, part: &Part) {
+        let own = part.rows - part.draft.len();
+        let tokens = &sequence.tokens[sequence.computed..sequence.computed + own];
+        for (position, &token) in (sequence.computed..).zip(tokens.iter().chain(&part.draft)) {
+            self.tokens.push(token);
+            self.positions.push(position as u32);
+            let block = sequence.blocks[position / BLOCK_ROWS];
+            self.slots.push((block * BLOCK_ROWS + position % BLOCK_ROWS) as u32);
+            let start = self.table.len();
+            self.table.extend(sequence.blocks.iter().map(|&block| block as u32));
+            self.table.resize(start + self.shape.cache.table_len, 0);
+        }
+        let end = self.tokens.len();
+        self.chosen.extend((end - part.logits()..end).map(|row| row as u32));
+    }
+
+    /// Adds rows that stand for nothing.
+    pub(super) fn fill(&mut self) {
+        let rows = self.shape.rows;
+        self.tokens.resize(rows, 0);
+        self.positions.resize(rows, 0);
+        let nowhere = self.shape.cache.blocks * self.shape.cache.block_rows;
+        self.slots.resize(rows, nowhere as u32);
+        self.table.resize(rows * self.shape.cache.table_len, 0);
+        self.chosen.resize(self.shape.logits, 0);
+    }
+}
+
+/// The steps that an engine makes: some of few tokens, so that few sequences are not slower than they have to be, and the
+/// largest.
+pub(super) fn shapes(options: &EngineOptions, cache: PagedCache) -> Vec<Rows> {
+    // A step has the logits of each sequence's draft tokens, too.
+    let most = options.step_tokens;
+    let asked = options.sequences.saturating_mul(1 + options.draft_tokens).min(most);
+    let powers = (0..).map(|power| 1usize << power).take_while(|&rows| rows < asked);
+    let mut rows: Vec<usize> = powers.collect();
+    rows.extend([asked, most]);
+    rows.dedup();
+    let shape = |rows: usize| Rows {
+        rows,
+        logits: rows.min(asked),
+        cache,
+    };
+    rows.into_iter().map(shape).collect()
+}

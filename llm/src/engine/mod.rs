@@ -1,0 +1,522 @@
+//! Many sequences at the same time (continuous batching; Yu et al., "Orca", 2022).
+//!
+//! An [`Engine`] has one session, whose steps each read some tokens of any sequences: one of each that generates, and beside
+//! them pieces of new prompts, so that those who generate keep their pace. Keys and values are in blocks that all sequences
+//! share (PagedAttention; Kwon et al., 2023); equal beginnings are computed once and found again. Where blocks run out, the
+//! sequence that came last gives its own back, and is computed again when there are some.
+//!
+//! Nothing runs by itself: [`Engine::step`] makes one step, and says what came of it.
+
+mod blocks;
+mod draft;
+mod inputs;
+mod options;
+mod sequence;
+
+use std::collections::VecDeque;
+use std::path::Path;
+use std::sync::Arc;
+
+use meganeura_core::backend::Device;
+use meganeura_core::config::Config;
+use meganeura_core::plan::MemoryForecast;
+use meganeura_core::{Error, Result, select};
+use meganeura_nn::models::{BLOCK_TABLE, LOGITS_ROW, POSITIONS, PagedCache, SLOTS, TOKENS};
+
+use crate::adapters::Adapters;
+use crate::checkpoint::Checkpoint;
+use crate::config::ModelConfig;
+use crate::plans::{Joined, Plans};
+use crate::sampling::Sampling;
+use blocks::BlockPool;
+use inputs::{BLOCK_ROWS, Inputs, Part, Rows, shapes};
+pub use options::EngineOptions;
+pub use sequence::Chosen;
+use sequence::Sequence;
+
+/// What decides which tokens may come next, such as a grammar.
+pub trait Constraint: Send {
+    /// Makes the logits `[vocab]` of tokens that may not come next minus infinity.
+    ///
+    /// # Errors
+    /// A state from which no token can follow.
+    fn mask(&mut self, logits: &mut [f32]) -> Result<()>;
+
+    /// Takes a token that was chosen; returns whether the text ends with it.
+    ///
+    /// # Errors
+    /// A token that may not come next.
+    fn accept(&mut self, token: u32) -> Result<bool>;
+}
+
+/// A text to go on with.
+pub struct SequenceRequest {
+    /// Its tokens, at least one.
+    pub prompt: Vec<u32>,
+    /// Most tokens that follow, at least one.
+    pub max_tokens: usize,
+    /// How tokens are chosen.
+    pub sampling: Sampling,
+    /// Tokens that end the text and are not part of it.
+    pub stop: Vec<u32>,
+    /// Of how many of the most likely tokens the logarithms of probabilities are asked for, beside that of the chosen token;
+    /// `None` if not at all.
+    pub top_logprobs: Option<usize>,
+    /// What decides which tokens may come next.
+    pub constraint: Option<Box<dyn Constraint>>,
+}
+
+/// Names a sequence of an engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SequenceId(u64);
+
+/// Why a sequence ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Finish {
+    /// By a token that ends texts, or by its constraint.
+    Stop,
+    /// With as many tokens as were asked for.
+    Length,
+}
+
+/// What a step did for a sequence.
+#[derive(Debug)]
+pub enum Event {
+    /// A token follows.
+    Token(SequenceId, Chosen),
+    /// It ended.
+    Finished(SequenceId, Finish),
+    /// It cannot go on; others do.
+    Failed(SequenceId, Error),
+}
+
+/// Counts since the engine was opened, and what it has to do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EngineCounts {
+    /// Steps that were made.
+    pub steps: u64,
+    /// Tokens of prompts that were computed, those of sequences that gave their blocks back twice.
+    pub prompt_tokens: u64,
+    /// Tokens of prompts that were found in the cache.
+    pub cached_tokens: u64,
+    /// Tokens that were generated.
+    pub generated_tokens: u64,
+    /// Draft tokens that were checked, and those of them that were right.
+    pub drafted_tokens: u64,
+    /// See `drafted_tokens`.
+    pub accepted_tokens: u64,
+    /// Sequences that had to give their blocks back.
+    pub preemptions: u64,
+    /// Sequences that are computed now.
+    pub running: usize,
+    /// Sequences that wait.
+    pub waiting: usize,
+    /// Blocks in use, and all.
+    pub blocks_used: usize,
+    /// See `blocks_used`.
+    pub blocks: usize,
+}
+
+/// A language model that goes on with many sequences.
+pub struct Engine {
+    config: ModelConfig,
+    selector: String,
+    options: EngineOptions,
+    /// Tokens of a sequence at most.
+    context: usize,
+    session: Joined<Rows>,
+    cache: PagedCache,
+    pool: BlockPool,
+    /// In the order in which they came.
+    running: Vec<Sequence>,
+    waiting: VecDeque<Sequence>,
+    next_id: u64,
+    counts: EngineCounts,
+}
+
+impl Engine {
+    /// Opens the checkpoint in a folder: `config.json` and safetensors files. Or a GGUF file.
+    ///
+    /// # Errors
+    /// What [`ModelConfig::open`] and [`Checkpoint::open`] find; a device that cannot be selected; what [`Engine::on`] finds.
+    pub fn open(folder: &Path, options: EngineOptions) -> Result<Self> {
+        let config = ModelConfig::open(folder)?;
+        let mut checkpoint = Checkpoint::open(folder)?;
+        if let Some(folder) = &options.adapters {
+            checkpoint = checkpoint.with_adapters(Adapters::open(folder)?)?;
+        }
+        let settings = Config::load()?;
+        let selected = select::select(options.device.as_deref(), &settings)?;
+        let device = selected.open(&settings)?;
+        let mut plans = Plans::new(device, options.plans.clone());
+        plans.rewrite = settings.rewrite;
+        Engine::with_plans(plans, selected.selector, config, &checkpoint, options)
+    }
+
+    /// An engine on a device that is open already; the options' device is not looked at.
+    ///
+    /// # Errors
+    /// Options that make no sense; weights of another model ([`Checkpoint::check_model`]); what building sessions and loading
+    /// weights find, memory that is not there among it.
+    pub fn on(
+        device: Arc<dyn Device>,
+        config: ModelConfig,
+        checkpoint: &Checkpoint,
+        options: EngineOptions,
+    ) -> Result<Self> {
+        let name = device.capabilities().name.clone();
+        let plans = Plans::new(device, options.plans.clone());
+        Engine::with_plans(plans, name, config, checkpoint, options)
+    }
+
+    fn with_plans(
+        mut plans: Plans<Rows>,
+        selector: String,
+        mut config: ModelConfig,
+        checkpoint: &Checkpoint,
+        options: EngineOptions,
+    ) -> Result<Self> {
+        config.network.weights = options.weights.unwrap_or_else(|| checkpoint.usual_storage());
+        let context = options.context.unwrap_or(config.context);
+        options.check(context, config.context)?;
+        checkpoint.check_model(&config.network)?;
+        let table_len = context.div_ceil(BLOCK_ROWS);
+        let usual = context.saturating_mul(options.sequences).div_ceil(2).max(context);
+        let tokens = options.cache_tokens.unwrap_or(usual).max(context);
+        let cache = PagedCache {
+            blocks: tokens.div_ceil(BLOCK_ROWS),
+            block_rows: BLOCK_ROWS,
+            table_len,
+        };
+        let shapes = shapes(&options, cache);
+        let mut session = plans.session(&config.network, &shapes)?;
+        checkpoint.load_into(&mut session.session)?;
+        Ok(Engine {
+            config,
+            selector,
+            context,
+            session,
+            cache,
+            pool: BlockPool::new(cache.blocks),
+            running: Vec::new(),
+            waiting: VecDeque::new(),
+            next_id: 0,
+            counts: EngineCounts::default(),
+            options,
+        })
+    }
+
+    /// The model.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// The string that selects the device.
+    pub fn device(&self) -> &str {
+        &self.selector
+    }
+
+    /// Tokens of a sequence at most, the prompt included.
+    pub fn context(&self) -> usize {
+        self.context
+    }
+
+    /// The memory that the session takes, caches among the parameters.
+    pub fn memory_forecast(&self) -> MemoryForecast {
+        self.session.session.plan().memory_forecast()
+    }
+
+    /// What was done, and what there is to do.
+    pub fn counts(&self) -> EngineCounts {
+        EngineCounts {
+            running: self.running.len(),
+            waiting: self.waiting.len(),
+            blocks_used: self.pool.used(),
+            blocks: self.cache.blocks,
+            ..self.counts
+        }
+    }
+
+    /// Whether no sequence is left.
+    pub fn is_idle(&self) -> bool {
+        self.running.is_empty() && self.waiting.is_empty()
+    }
+
+    /// Adds a text to go on with; the steps that follow do it.
+    ///
+    /// # Errors
+    /// A prompt without tokens, or with one that is not in the vocabulary; one that with `max_tokens` does not fit into a
+    /// sequence; sampling that makes no sense.
+    pub fn submit(&mut self, request: SequenceRequest) -> Result<SequenceId> {
+        sequence::check(&request, &self.config, self.context)?;
+        let id = SequenceId(self.next_id);
+        self.waiting.push_back(Sequence::new(id, request)?);
+        self.next_id += 1;
+        Ok(id)
+    }
+
+    /// Ends a sequence; nothing happens if it has ended.
+    pub fn cancel(&mut self, id: SequenceId) {
+        self.waiting.retain(|sequence| sequence.id != id);
+        if let Some(place) = self.running.iter().position(|sequence| sequence.id == id) {
+            self.end(place);
+        }
+    }
+
+    fn end(&mut self, place: usize) {
+        let mut sequence = self.running.remove(place);
+        sequence.give_back(&mut self.pool);
+    }
+
+    /// One step: reads tokens of as many sequences as it may, and chooses the next token of each that is read to its end.
+    /// Without sequences it does nothing.
+    ///
+    /// # Errors
+    /// What the session finds; sequences are as before then.
+    pub fn step(&mut self) -> Result<Vec<Event>> {
+        self.admit();
+        let parts = self.schedule();
+        if parts.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut logits = self.run(&parts)?;
+        self.counts.steps += 1;
+        let mut events = Vec::new();
+        let mut rows = logits.chunks_exact_mut(self.config.network.vocab);
+        let mut ended = Vec::new();
+        for part in &parts {
+            let of_part: Vec<&mut [f32]> = rows.by_ref().take(part.logits()).collect();
+            if self.take(part, of_part, &mut events) {
+                ended.push(part.sequence);
+            }
+        }
+        for &place in ended.iter().rev() {
+            self.end(place);
+        }
+        Ok(events)
+    }
+
+    /// Lets sequences that wait run, as long as there is room for what they have and a token more.
+    fn admit(&mut self) {
+        while self.running.len() < self.options.sequences
+            && let Some(mut next) = self.waiting.pop_front()
+        {
+            if self.options.prefix_cache {
+                next.find_beginning(&mut self.pool, BLOCK_ROWS);
+            }
+            // Those that run take theirs piece by piece.
+            let missing = |sequence: &Sequence| {
+                (sequence.tokens.len() + 1)
+                    .div_ceil(BLOCK_ROWS)
+                    .saturating_sub(sequence.blocks.len())
+            };
+            let promised: usize = self.running.iter().map(missing).sum();
+            if promised + missing(&next) > self.pool.available() && !self.running.is_empty() {
+                next.give_back(&mut self.pool);
+                self.waiting.push_front(next);
+                return;
+            }
+            self.counts.cached_tokens += next.computed as u64;
+            self.running.push(next);
+        }
+    }
+
+    /// The rows of the next step.
+    fn schedule(&mut self) -> Vec<Part> {
+        let mut left = self.options.step_tokens;
+        let mut parts: Vec<Part> = Vec::new();
+        // Those who generate first, so that they keep their pace; the rest in the order in which they came.
+        let (generating, reading): (Vec<SequenceId>, Vec<SequenceId>) = {
+            let ids = |reads: bool| {
+                let of_kind = self.running.iter().filter(move |s| (s.due() > 1) == reads);
+                of_kind.map(|s| s.id).collect()
+            };
+            (ids(false), ids(true))
+        };
+        let waiting = generating.len();
+        for (number, id) in generating.into_iter().chain(reading).enumerate() {
+            // It may have given its blocks back to one before it.
+            let Some(place) = self.running.iter().position(|s| s.id == id) else {
+                continue;
+            };
+            let others = waiting.saturating_sub(number + 1);
+            let mut part = self.part_of(place, left.saturating_sub(others));
+            if part.rows == 0 {
+                continue;
+            }
+            let end = self.running[place].computed + part.rows - part.draft.len();
+            if !self.make_room(id, end) {
+                continue;
+            }
+            self.make_room_for_draft(&mut part, end);
+            left -= part.rows;
+            parts.push(part);
+        }
+        // Places may have moved while blocks were given back.
+        parts.retain_mut(|part| match self.running.iter().position(|s| s.id == part.id) {
+            Some(place) => {
+                part.sequence = place;
+                true
+            }
+            None => false,
+        });
+        parts.sort_by_key(|part| part.sequence);
+        parts
+    }
+
+    /// The next rows of a sequence, at most so many.
+    fn part_of(&self, place: usize, most: usize) -> Part {
+        let sequence = &self.running[place];
+        let rows = sequence.due().min(most);
+        let mut draft = Vec::new();
+        let is_read = rows == sequence.due();
+        // While prompts are read, these have the rest of the step.
+        let nobody_reads = self.running.iter().all(|other| other.due() == 1);
+        if is_read && nobody_reads && sequence.may_draft() {
+            // Those that are right are chosen, and there is one more token then.
+            let room = self.options.draft_tokens.min(most - rows).min(sequence.left() - 1);
+            draft = draft::lookup(&sequence.tokens, room).to_vec();
+        }
+        Part {
+            id: sequence.id,
+            sequence: place,
+            rows: rows + draft.len(),
+            draft,
+            is_read,
+        }
+    }
+
+    /// Sees to it that a sequence has blocks for so many tokens; the sequence that came last gives its own back where there
+    /// are none. Returns whether it has them.
+    fn make_room(&mut self, id: SequenceId, tokens: usize) -> bool {
+        loop {
+            let Some(place) = self.running.iter().position(|s| s.id == id) else {
+                return false;
+            };
+            if self.running[place].blocks.len() * BLOCK_ROWS >= tokens {
+                return true;
+            }
+            if let Some(block) = self.pool.take() {
+                self.running[place].blocks.push(block);
+                continue;
+            }
+            let Some(mut last) = self.running.pop() else {
+                return false;
+            };
+            last.give_back(&mut self.pool);
+            self.counts.preemptions += 1;
+            self.waiting.push_front(last);
+        }
+    }
+
+    /// Gets blocks for the draft tokens of a part behind so many tokens, without taking any from others; those that find no
+    /// room are left out.
+    fn make_room_for_draft(&mut self, part: &mut Part, end: usize) {
+        let Some(sequence) = self.running.iter_mut().find(|s| s.id == part.id) else {
+            return;
+        };
+        while sequence.blocks.len() * BLOCK_ROWS < end + part.draft.len()
+            && let Some(block) = self.pool.take()
+        {
+            sequence.blocks.push(block);
+        }
+        let room = sequence.blocks.len() * BLOCK_ROWS - end;
+        let left_out = part.draft.len().saturating_sub(room);
+        part.draft.truncate(room);
+        part.rows -= left_out;
+    }
+
+    /// Runs a step; returns the logits that parts ask for, one after the other.
+    fn run(&mut self, parts: &[Part]) -> Result<Vec<f32>> {
+        let rows: usize = parts.iter().map(|part| part.rows).sum();
+        let asked: usize = parts.iter().map(Part::logits).sum();
+        let fits = |rows_of: &Rows| rows_of.rows >= rows && rows_of.logits >= asked;
+        let Joined { session, steps } = &mut self.session;
+        let step = steps.iter().filter(|step| fits(&step.shape));
+        let Some(step) = step.min_by_key(|step| step.shape.rows) else {
+            return Err(Error::misuse(format!("no step reads {rows} tokens"), ""));
+        };
+        let shape = step.shape;
+        let mut inputs = Inputs::new(shape);
+        for part in parts {
+            let sequence = &self.running[part.sequence];
+            inputs.add(sequence, part);
+        }
+        let chosen = inputs.chosen.clone();
+        inputs.fill();
+        session.try_set_input_u32(&step.input(TOKENS), &inputs.tokens)?;
+        session.try_set_input_u32(&step.input(POSITIONS), &inputs.positions)?;
+        session.try_set_input_u32(&step.input(SLOTS), &inputs.slots)?;
+        session.try_set_input_u32(&step.input(BLOCK_TABLE), &inputs.table)?;
+        let all = shape.logits == shape.rows;
+        if !all {
+            session.try_set_input_u32(&step.input(LOGITS_ROW), &inputs.chosen)?;
+        }
+        step.run(session)?;
+        let vocab = self.config.network.vocab;
+        let read = match all {
+            true => chosen.last().map_or(0, |&row| row as usize + 1),
+            false => chosen.len(),
+        };
+        let mut logits = step.read(session, read * vocab)?;
+        if all {
+            for (to, &row) in chosen.iter().enumerate() {
+                let from = row as usize * vocab;
+                logits.copy_within(from..from + vocab, to * vocab);
+            }
+            logits.truncate(chosen.len() * vocab);
+        }
+        Ok(logits)
+    }
+
+    /// Takes what a step gave for a sequence; returns whether it ended.
+    fn take(&mut self, part: &Part, logits: Vec<&mut [f32]>, events: &mut Vec<Event>) -> bool {
+        let sequence = &mut self.running[part.sequence];
+        let own = part.rows - part.draft.len();
+        if sequence.due() > 1 {
+            self.counts.prompt_tokens += own as u64;
+        }
+        self.counts.drafted_tokens += part.draft.len() as u64;
+        let mut computed = sequence.computed + own;
+        let mut ended = false;
+        // The logits behind a draft token are those of the next one if it was right.
+        for (number, logits) in logits.into_iter().enumerate() {
+            let (chosen, finish) = match sequence.choose(logits) {
+                Ok(chosen) => chosen,
+                Err(error) => {
+                    events.push(Event::Failed(sequence.id, error));
+                    return true;
+                }
+            };
+            let token = chosen.as_ref().map(|chosen| chosen.token);
+            if let Some(chosen) = chosen {
+                self.counts.generated_tokens += 1;
+                events.push(Event::Token(sequence.id, chosen));
+            }
+            if let Some(finish) = finish {
+                events.push(Event::Finished(sequence.id, finish));
+                ended = true;
+                break;
+            }
+            if token.is_none() || part.draft.get(number).copied() != token {
+                break;
+            }
+            self.counts.accepted_tokens += 1;
+            computed += 1;
+        }
+        let pool = self.options.prefix_cache.then_some(&mut self.pool);
+        sequence.advance(computed, pool, BLOCK_ROWS);
+        ended
+    }
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine")
+            .field("network", &self.config.network)
+            .field("device", &self.selector)
+            .field("cache", &self.cache)
+            .field("counts", &self.counts())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,84 @@
+//! Choices of an engine.
+
+use std::path::PathBuf;
+
+use meganeura_core::{Error, Result};
+use meganeura_nn::layers::WeightStorage;
+
+/// Choices of [`Engine::open`](super::Engine::open).
+#[derive(Clone, Debug)]
+pub struct EngineOptions {
+    /// Device selector; overrides environment and configuration file.
+    pub device: Option<String>,
+    /// Sequences that are computed at the same time at most; others wait.
+    pub sequences: usize,
+    /// Tokens of a sequence at most, the prompt included. The model's context if `None`.
+    pub context: Option<usize>,
+    /// Tokens that the caches hold for all sequences together; if `None`, as many as fill half of the sequences to their end,
+    /// and at least one.
+    pub cache_tokens: Option<usize>,
+    /// Tokens of a step at most: how much of a prompt is read beside sequences that generate.
+    pub step_tokens: usize,
+    /// Draft tokens for each sequence that are checked in one step (speculative decoding; Leviathan, Kalman and Matias, 2023),
+    /// taken from what followed the same tokens before; 0 for none. The result is that of decoding without.
+    pub draft_tokens: usize,
+    /// Whether equal beginnings of sequences are computed once.
+    pub prefix_cache: bool,
+    /// Folder that keeps plans from one start to the next.
+    pub plans: Option<PathBuf>,
+    /// Folder of adapters that are merged into the weights.
+    pub adapters: Option<PathBuf>,
+    /// How matrices are stored on the device; as `None` the way that the checkpoint asks for
+    /// ([`Checkpoint::usual_storage`](crate::Checkpoint::usual_storage)).
+    pub weights: Option<WeightStorage>,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        EngineOptions {
+            device: None,
+            sequences: 8,
+            context: None,
+            cache_tokens: None,
+            step_tokens: 64,
+            draft_tokens: 0,
+            prefix_cache: true,
+            plans: None,
+            adapters: None,
+            weights: None,
+        }
+    }
+}
+
+impl EngineOptions {
+    /// Whether they make sense for sequences of so many tokens, and a model of so many positions.
+    pub(super) fn check(&self, context: usize, of_model: usize) -> Result<()> {
+        let refuse = |message: String, remedy: &str| Err(Error::misuse(message, remedy));
+        if self.sequences == 0 {
+            return refuse("an engine of no sequences".into(), "give at least one");
+        }
+        if context == 0 || context > of_model {
+            return refuse(
+                format!("sequences of {context} tokens, for a model of {of_model} positions"),
+                "give at least one token, and at most as many as the model has positions",
+            );
+        }
+        if self.step_tokens < self.sequences {
+            return refuse(
+                format!(
+                    "steps of {} tokens cannot read one of each of {} sequences",
+                    self.step_tokens, self.sequences
+                ),
+                "give at least as many tokens as sequences",
+            );
+        }
+        let rows = self.cache_tokens.unwrap_or(context);
+        if u32::try_from(rows.saturating_mul(2)).is_err() {
+            return refuse(
+                format!("a cache of {rows} tokens"),
+                "ask for fewer sequences, or for a shorter context",
+            );
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,168 @@
+//! One of the texts that an engine goes on with.
+
+use meganeura_core::{Error, Result};
+
+use super::blocks::{BlockPool, Identity};
+use super::{Constraint, Finish, SequenceId, SequenceRequest};
+use crate::config::ModelConfig;
+use crate::sampling::Sampler;
+
+/// A sequence: its tokens, and how far they are computed.
+pub(super) struct Sequence {
+    pub(super) id: SequenceId,
+    /// The prompt and what follows it.
+    pub(super) tokens: Vec<u32>,
+    /// Tokens whose keys and values are cached.
+    pub(super) computed: usize,
+    /// Blocks that hold them.
+    pub(super) blocks: Vec<usize>,
+    /// The full ones of these, as others find them.
+    published: Vec<Identity>,
+    sampler: Sampler,
+    constraint: Option<Box<dyn Constraint>>,
+    left: usize,
+    stop: Vec<u32>,
+    top_logprobs: Option<usize>,
+}
+
+/// A token that was chosen.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Chosen {
+    /// The token.
+    pub token: u32,
+    /// Its natural logarithm of the probability, and the most likely tokens with theirs, by the model's logits alone; if
+    /// asked for.
+    pub logprobs: Option<(f32, Vec<(u32, f32)>)>,
+}
+
+impl Sequence {
+    pub(super) fn new(id: SequenceId, request: SequenceRequest) -> Result<Self> {
+        Ok(Sequence {
+            id,
+            computed: 0,
+            blocks: Vec::new(),
+            published: Vec::new(),
+            sampler: Sampler::new(request.sampling)?,
+            constraint: request.constraint,
+            left: request.max_tokens,
+            stop: request.stop,
+            top_logprobs: request.top_logprobs,
+            tokens: request.prompt,
+        })
+    }
+
+    /// Tokens that are not computed yet.
+    pub(super) fn due(&self) -> usize {
+        self.tokens.len() - self.computed
+    }
+
+    /// Most tokens that are still to come.
+    pub(super) fn left(&self) -> usize {
+        self.left
+    }
+
+    /// Whether draft tokens may be checked: they are of no use where a grammar decides.
+    pub(super) fn may_draft(&self) -> bool {
+        self.constraint.is_none()
+    }
+
+    /// Takes the blocks that somebody else has computed already. The last token is computed in any case, for its logits.
+    pub(super) fn find_beginning(&mut self, pool: &mut BlockPool, block_rows: usize) {
+        while let Some(tokens) = self.tokens.get(self.computed..self.computed + block_rows)
+            && self.computed + block_rows < self.tokens.len()
+            && let Some((block, identity)) = pool.find(self.last_identity(), tokens)
+        {
+            self.blocks.push(block);
+            self.published.push(identity);
+            self.computed += block_rows;
+        }
+    }
+
+    fn last_identity(&self) -> Identity {
+        self.published.last().copied().unwrap_or(Identity::START)
+    }
+
+    /// Notes that so many of the tokens are computed, and lets others find the blocks that are full.
+    pub(super) fn advance(&mut self, computed: usize, pool: Option<&mut BlockPool>, block_rows: usize) {
+        self.computed = computed;
+        let Some(pool) = pool else { return };
+        while (self.published.len() + 1) * block_rows <= self.computed {
+            let place = self.published.len();
+            let tokens = &self.tokens[place * block_rows..(place + 1) * block_rows];
+            let identity = pool.publish(self.blocks[place], self.last_identity(), tokens);
+            self.published.push(identity);
+        }
+    }
+
+    /// Gives everything that is cached back: it is computed anew when its turn comes.
+    pub(super) fn give_back(&mut self, pool: &mut BlockPool) {
+        pool.release(&self.blocks);
+        self.blocks.clear();
+        self.published.clear();
+        self.computed = 0;
+    }
+
+    /// Chooses the next token by its logits, which are changed; and whether the sequence ends with it, or instead of it.
+    pub(super) fn choose(&mut self, logits: &mut [f32]) -> Result<(Option<Chosen>, Option<Finish>)> {
+        let logprobs = self.top_logprobs.map(|top| logprobs(logits, top));
+        if let Some(constraint) = &mut self.constraint {
+            constraint.mask(logits)?;
+        }
+        let token = self.sampler.choose(logits, &self.tokens)?;
+        if self.stop.contains(&token) {
+            return Ok((None, Some(Finish::Stop)));
+        }
+        let ends = match &mut self.constraint {
+            Some(constraint) => constraint.accept(token)?,
+            None => false,
+        };
+        self.tokens.push(token);
+        self.left -= 1;
+        let finish = match (ends, self.left) {
+            (true, _) => Some(Finish::Stop),
+            (_, 0) => Some(Finish::Length),
+            _ => None,
+        };
+        let logprobs = logprobs.map(|(all, top)| (all(token), top));
+        Ok((Some(Chosen { token, logprobs }), finish))
+    }
+}
+
+/// The logarithm of each token's probability, and the most likely ones with theirs.
+fn logprobs(logits: &[f32], top: usize) -> (impl Fn(u32) -> f32 + use<>, Vec<(u32, f32)>) {
+    let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().map(|&x| f64::from(x - most).exp()).sum();
+    let total = most + sum.ln() as f32;
+    let all: Vec<f32> = logits.iter().map(|x| x - total).collect();
+    let mut best: Vec<(u32, f32)> = (0u32..).zip(all.iter().copied()).collect();
+    let order = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
+    if top < best.len() {
+        best.select_nth_unstable_by(top, order);
+        best.truncate(top);
+    }
+    best.sort_by(order);
+    (move |token| all[token as usize], best)
+}
+
+/// A request that cannot be kept.
+pub(super) fn check(request: &SequenceRequest, config: &ModelConfig, most: usize) -> Result<()> {
+    request.sampling.check()?;
+    config.check_prompt(&request.prompt)?;
+    if request.max_tokens == 0 {
+        return Err(Error::misuse(
+            "no tokens are asked for",
+            "ask for at least one with max_tokens",
+        ));
+    }
+    if request.prompt.len().saturating_add(request.max_tokens) > most {
+        return Err(Error::misuse(
+            format!(
+                "a prompt of {} tokens and {} more do not fit into the {most} of a sequence",
+                request.prompt.len(),
+                request.max_tokens
+            ),
+            "shorten the prompt, or ask for fewer tokens",
+        ));
+    }
+    Ok(())
+}

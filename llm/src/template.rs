@@ -1,0 +1,397 @@
+//! Templates of untrusted files, within limits.
+//!
+//! A template is a program: its instructions, its output, its source and the nesting of its expressions are bounded, and
+//! it runs on a thread with a stack of its own, as the parser recurses.
+
+use std::io::{self, Write};
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Kwargs, Rest, Value, ValueKind, ValueOrKwargs};
+use minijinja::{Environment, Error, ErrorKind, State};
+
+/// Bytes of the source; those of published models have at most some ten thousand.
+const MAX_SOURCE: usize = 1 << 20;
+/// Blocks, expressions and comments of a source.
+const MAX_TAGS: usize = 4096;
+/// Words and signs in one of them: as many levels an expression may have.
+const MAX_WORDS: usize = 2048;
+/// Instructions of a rendering. A message takes about a hundred.
+const FUEL: u64 = 1_000_000;
+/// Bytes of the text.
+const MAX_OUTPUT: usize = 64 << 20;
+/// What a filter may multiply: the lengths of its texts and lists, and its numbers.
+const MAX_PRODUCT: usize = 64 << 20;
+/// The most columns of a number in a format such as `%20s`.
+const MAX_COLUMNS: usize = 1000;
+/// Bytes of the stack.
+const STACK: usize = 256 << 20;
+
+/// Name of the template within its environment.
+const NAME: &str = "chat";
+
+/// Filters whose work their arguments multiply, under their own name and the one of what they are without the check.
+const CHECKED: [(&str, &str); 6] = [
+    ("batch", "unchecked batch"),
+    ("format", "unchecked format"),
+    ("indent", "unchecked indent"),
+    ("replace", "unchecked replace"),
+    ("slice", "unchecked slice"),
+    ("tojson", "unchecked tojson"),
+];
+
+/// A template and what it may use.
+#[derive(Debug)]
+pub(crate) struct Template(Environment<'static>);
+
+impl Template {
+    /// Compiles a source; the error says what is wrong with it, or which limit it is beyond.
+    pub(crate) fn new(source: String) -> Result<Self, String> {
+        check_source(&source)?;
+        on_a_stack(move || {
+            let mut environment = Environment::new();
+            // As templates are written for.
+            let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+            environment.set_syntax(syntax.map_err(|e| e.to_string())?);
+            environment.set_fuel(Some(FUEL));
+            environment.set_unknown_method_callback(|state, value, method, args| {
+                if matches!(method, "replace" | "format") {
+                    check_product(method, std::iter::once(value).chain(args))?;
+                }
+                minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args)
+            });
+            environment.add_function("raise_exception", |message: String| -> Result<String, Error> {
+                Err(Error::new(ErrorKind::InvalidOperation, message))
+            });
+            add_checked(&mut environment);
+            environment
+                .add_template_owned(NAME, source)
+                .map_err(|e| e.to_string())?;
+            Ok(Template(environment))
+        })
+    }
+
+    /// Whether it looks at a value that it is given.
+    pub(crate) fn uses(&self, name: &str) -> bool {
+        let uses = on_a_stack(|| {
+            let template = self.0.get_template(NAME).map_err(|e| e.to_string())?;
+            Ok(template.undeclared_variables(false).contains(name))
+        });
+        uses.unwrap_or(false)
+    }
+
+    /// The text for some values; the error is what the template says, or the limit that it came to.
+    pub(crate) fn render(&self, values: Value) -> Result<String, String> {
+        on_a_stack(move || {
+            let template = self.0.get_template(NAME).map_err(|e| e.to_string())?;
+            let mut output = Output(Vec::new());
+            let rendered = template.render_captured_to(values, &mut output).map(drop);
+            rendered.map_err(|e| match e.kind() {
+                ErrorKind::OutOfFuel => format!("it takes more than {FUEL} instructions"),
+                _ if output.0.len() >= MAX_OUTPUT => format!("its text has more than {} MiB", MAX_OUTPUT >> 20),
+                _ => e.to_string(),
+            })?;
+            String::from_utf8(output.0).map_err(|e| e.to_string())
+        })
+    }
+}
+
+/// A text of limited length.
+struct Output(Vec<u8>);
+
+impl Write for Output {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let room = MAX_OUTPUT - self.0.len();
+        self.0.extend(&bytes[..bytes.len().min(room)]);
+        match bytes.len() > room {
+            true => Err(io::Error::other("the text is too long")),
+            false => Ok(bytes.len()),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Runs something on a stack that is large enough for all that the limits let through.
+fn on_a_stack<T: Send>(work: impl FnOnce() -> Result<T, String> + Send) -> Result<T, String> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("template".into()).stack_size(STACK);
+        let thread = thread
+            .spawn_scoped(scope, work)
+            .map_err(|e| format!("no thread can be started for it: {e}"))?;
+        thread
+            .join()
+            .unwrap_or_else(|_| Err("the template engine failed on it".into()))
+    })
+}
+
+fn add_checked(environment: &mut Environment<'static>) {
+    environment.add_filter("unchecked batch", minijinja::filters::batch);
+    environment.add_filter("unchecked format", minijinja::filters::format);
+    environment.add_filter("unchecked indent", minijinja::filters::indent);
+    environment.add_filter("unchecked replace", minijinja::filters::replace);
+    environment.add_filter("unchecked slice", minijinja::filters::slice);
+    environment.add_filter("unchecked tojson", plain_json);
+    for (name, unchecked) in CHECKED {
+        environment.add_filter(name, move |state: &mut State, args: Rest<ValueOrKwargs>| {
+            let args = args.into_values();
+            check_product(name, args.iter())?;
+            state.apply_filter(unchecked, &args)
+        });
+    }
+}
+
+/// JSON as transformers writes it for templates: without escapes for HTML. Keys stay in their order, and characters as they are,
+/// whatever is asked for.
+fn plain_json(value: &Value, indent: Option<Value>, settings: Kwargs) -> Result<Value, Error> {
+    let indent = match indent {
+        Some(indent) => Some(indent),
+        None => settings.get::<Option<Value>>("indent")?,
+    };
+    let html = minijinja::filters::tojson(value, indent, Kwargs::from_iter(std::iter::empty::<(&str, Value)>()))?;
+    let html = html.to_string();
+    let (mut json, mut rest) = (String::with_capacity(html.len()), html.as_str());
+    while let Some(at) = rest.find('\\') {
+        json += &rest[..at];
+        rest = &rest[at..];
+        const ESCAPES: [(&str, &str); 4] = [("\\u003c", "<"), ("\\u003e", ">"), ("\\u0026", "&"), ("\\u0027", "'")];
+        let html_only = ESCAPES.iter().find(|(escape, _)| rest.starts_with(escape));
+        let (escape, character) = match html_only {
+            Some((escape, character)) => (escape.len(), *character),
+            // This one and what it escapes, which may be another of its kind.
+            None => (
+                2,
+                &rest[..rest.char_indices().nth(2).map_or(rest.len(), |(end, _)| end)],
+            ),
+        };
+        json += character;
+        rest = &rest[escape.min(rest.len())..];
+    }
+    Ok(Value::from_safe_string(json + rest))
+}
+
+/// Refuses work that is the product of too large things: what a filter or method is of, and its arguments.
+fn check_product<'v>(name: &str, mut values: impl Iterator<Item = &'v Value>) -> Result<(), Error> {
+    let Some(subject) = values.next() else { return Ok(()) };
+    let format = subject.as_str().filter(|_| name == "format");
+    let mut product = subject.len().unwrap_or(1).max(1);
+    let mut is_too_much = format.is_some_and(has_wide_columns);
+    let mut count = |value: &Value| match value.kind() {
+        // How many columns an argument has, where the format says so.
+        ValueKind::Number if name == "format" => {
+            let asks = format.is_some_and(|format| format.contains('*'));
+            is_too_much |= asks && number(value) > MAX_COLUMNS;
+        }
+        ValueKind::Number if name == "tojson" => is_too_much |= number(value) > MAX_COLUMNS,
+        ValueKind::Number => product = product.saturating_mul(number(value).max(1)),
+        ValueKind::String if name != "format" => {
+            product = product.saturating_mul(value.len().unwrap_or(1).max(1));
+        }
+        _ => {}
+    };
+    for value in values {
+        match value.kind() {
+            // Settings by name.
+            ValueKind::Map => {
+                for key in value.try_iter()? {
+                    count(&value.get_item(&key)?);
+                }
+            }
+            _ => count(value),
+        }
+    }
+    match is_too_much || product > MAX_PRODUCT {
+        true => Err(Error::new(
+            ErrorKind::InvalidOperation,
+            format!("'{name}' of these sizes is more work than a template may ask for"),
+        )),
+        false => Ok(()),
+    }
+}
+
+fn number(value: &Value) -> usize {
+    value
+        .as_i64()
+        .and_then(|n| usize::try_from(n.unsigned_abs()).ok())
+        .unwrap_or(usize::MAX)
+}
+
+/// Whether a format such as `%20s` or `{:20}` asks for more columns than it may.
+fn has_wide_columns(format: &str) -> bool {
+    let percent = format.split('%').skip(1).map(|part| {
+        let part = part
+            .split_once(')')
+            .filter(|_| part.starts_with('('))
+            .map_or(part, |(_, rest)| rest);
+        part.split(char::is_alphabetic).next().unwrap_or_default()
+    });
+    let braces = format
+        .split('{')
+        .skip(1)
+        .map(|part| part.split('}').next().unwrap_or_default());
+    let braces = braces.filter_map(|part| part.split_once(':').map(|(_, spec)| spec));
+    let numbers = |spec: &str| -> bool {
+        let numbers = spec.split(|c: char| !c.is_ascii_digit()).filter(|n| !n.is_empty());
+        numbers
+            .map(|n| n.parse().unwrap_or(usize::MAX))
+            .any(|n| n > MAX_COLUMNS)
+    };
+    percent.chain(braces).any(numbers)
+}
+
+/// Refuses sources that would take the parser more than it has.
+fn check_source(source: &str) -> Result<(), String> {
+    if source.len() > MAX_SOURCE {
+        return Err(format!(
+            "the template has {} bytes, and may have {MAX_SOURCE}",
+            source.len()
+        ));
+    }
+    let (mut rest, mut tags) = (source, 0);
+    while let Some(at) = rest.find('{') {
+        rest = &rest[at + 1..];
+        let Some(kind @ ('{' | '%' | '#')) = rest.chars().next() else {
+            continue;
+        };
+        tags += 1;
+        if tags > MAX_TAGS {
+            return Err(format!("the template has more than {MAX_TAGS} blocks and expressions"));
+        }
+        rest = &rest[1..];
+        if kind == '#' {
+            rest = rest.find("#}").map_or("", |end| &rest[end + 2..]);
+            continue;
+        }
+        let (words, after) = words_of(rest, if kind == '{' { "}}" } else { "%}" });
+        if words > MAX_WORDS {
+            return Err(format!(
+                "an expression of the template has more than {MAX_WORDS} words and signs"
+            ));
+        }
+        rest = after;
+    }
+    Ok(())
+}
+
+/// Words and signs up to the end of a tag, with a text in quotes as one, and what comes after it.
+fn words_of<'s>(source: &'s str, end: &str) -> (usize, &'s str) {
+    let bytes = source.as_bytes();
+    let is_word = |at: usize| {
+        bytes
+            .get(at)
+            .is_some_and(|b| b.is_ascii_alphanumeric() || *b == b'_' || *b >= 0x80)
+    };
+    let (mut words, mut at) = (0, 0);
+    while let Some(&byte) = bytes.get(at) {
+        if bytes[at..].starts_with(end.as_bytes()) {
+            return (words, &source[at + end.len()..]);
+        }
+        words += usize::from(!byte.is_ascii_whitespace());
+        at += 1;
+        match byte {
+            b'"' | b'\'' => {
+                while bytes.get(at).is_some_and(|&b| b != byte) {
+                    at += 1 + usize::from(bytes[at] == b'\\');
+                }
+                at += 1;
+            }
+            _ if is_word(at - 1) => {
+                while is_word(at) {
+                    at += 1;
+                }
+            }
+            _ => {}
+        }
+    }
+    (words, "")
+}
+
+#[cfg(test)]
+mod tests {
+    use minijinja::context;
+
+    use super::*;
+
+    fn rendered(source: &str) -> Result<String, String> {
+        Template::new(source.to_owned())?.render(context! { messages => [context! { content => "x\n".repeat(100) }] })
+    }
+
+    #[test]
+    fn what_templates_do_is_done() {
+        for (source, expected) in [
+            ("{{ 'a\nb'|indent(2) }}", "a\n  b"),
+            ("{{ 'a\nb'|indent(width=2) }}", "a\n  b"),
+            (
+                "{{ [1, 2, 3]|batch(2)|list|length }}{{ [1, 2, 3]|slice(2)|list|length }}",
+                "22",
+            ),
+            ("{{ '%5s|'|format('x') }}{{ '{}-{}'.format(1, 2) }}", "    x|1-2"),
+            (
+                "{{ '%.2f in 2024, %s'|format(0.5, 1700000000) }}",
+                "0.50 in 2024, 1700000000",
+            ),
+            ("{{ 'aXb'|replace('X', '--') }}{{ 'aXb'.replace('X', '') }}", "a--bab"),
+            ("{{ {'a': 1000000000000}|tojson }}", "{\"a\": 1000000000000}"),
+            (
+                r#"{{ {'b': "it's <a> & \\u003c", 'a': 'é'}|tojson(ensure_ascii=false) }}"#,
+                r#"{"b": "it's <a> & \\u003c", "a": "é"}"#,
+            ),
+            ("{{ 'a}}b' }}{# }} #}{% if 1 %}{%- endif %}", "a}}b"),
+        ] {
+            assert_eq!(rendered(source).expect(source), expected, "{source}");
+        }
+    }
+
+    #[test]
+    fn templates_end_within_their_limits() {
+        let chain = format!("{{{{ 1{} }}}}", "+1".repeat(26_000));
+        let nested = "{% if 1 %}".repeat(10_000);
+        let elif = format!("{{% if 0 %}}{}{{% endif %}}", "{% elif 0 %}".repeat(5000));
+        let long = " ".repeat(MAX_SOURCE + 1);
+        let cases: [(&str, &str); 18] = [
+            (
+                "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}{% endfor %}{% endfor %}{% endfor %}",
+                "instructions",
+            ),
+            ("{% for a in range(9999) %}{{ 'x' * 100000 }}{% endfor %}", "MiB"),
+            ("{{ 'a\nb'|indent(10000000000) }}", "more work"),
+            ("{{ 'a\nb'|indent(width=10000000000) }}", "more work"),
+            ("{{ messages[0].content|indent(1000000) }}", "more work"),
+            ("{{ [1]|batch(10000000000, 0)|list }}", "more work"),
+            ("{{ [1]|slice(10000000000)|list }}", "more work"),
+            ("{{ '%10000000000d'|format(1) }}", "more work"),
+            ("{{ '%.4000000000f'|format(1) }}", "more work"),
+            ("{{ '%*d'|format(4000000000, 1) }}", "more work"),
+            ("{{ '{:4000000000}'.format(1) }}", "more work"),
+            ("{{ [1]|tojson(indent=4000000000) }}", "more work"),
+            ("{{ ('a' * 100000)|replace('a', 'b' * 100000) }}", "more work"),
+            ("{{ ('a' * 100000).replace('a', 'b' * 100000) }}", "more work"),
+            (&chain, "words and signs"),
+            (&nested, "blocks and expressions"),
+            (&elif, "blocks and expressions"),
+            (&long, "bytes"),
+        ];
+        for (source, said) in cases {
+            let error = rendered(source).expect_err(said);
+            assert!(error.contains(said), "{error} of {}", &source[..source.len().min(80)]);
+        }
+    }
+
+    #[test]
+    fn what_the_limits_let_through_has_stack_enough() {
+        let chain = format!("{{{{ 1{} }}}}", "+1".repeat(1000));
+        assert_eq!(rendered(&chain).expect("within"), "1001");
+        let nested = format!("{}{}", "{% if 1 %}".repeat(2000), "{% endif %}".repeat(2000));
+        let _ = rendered(&nested);
+        let elif = format!("{{% if 0 %}}{}{{% endif %}}", "{% elif 0 %}".repeat(4000));
+        let _ = rendered(&elif);
+        for minus in ["not ", "-", "("] {
+            let _ = rendered(&format!("{{{{ {}1 }}}}", minus.repeat(2000)));
+        }
+        // Lists in lists, as many as the instructions make, are shown and given up.
+        let lists = "{% set n = namespace(x=[]) %}{% for a in range(99999) %}{% set n.x = [n.x] %}{% endfor %}";
+        let _ = rendered(lists);
+        let _ = rendered(&format!("{lists}{{{{ n.x }}}}"));
+    }
+}

@@ -1,0 +1,345 @@
+//! Many sequences at the same time give what each gives alone.
+
+use std::collections::HashMap;
+
+use meganeura_core::random::SplitMix64;
+use meganeura_llm::engine::{Chosen, Constraint, EngineCounts, Event, Finish, SequenceId, SequenceRequest};
+use meganeura_llm::{Checkpoint, Engine, EngineOptions, ModelConfig, Request, Sampling};
+
+use crate::transformers::{MODELS, device, expected, folder, generator, ids};
+
+fn engine(model: &str, options: EngineOptions) -> Engine {
+    let config = ModelConfig::open(&folder(model)).expect("a configuration");
+    let checkpoint = Checkpoint::open(&folder(model)).expect("weights");
+    Engine::on(device(), config, &checkpoint, options).expect("an engine")
+}
+
+fn request(prompt: &[u32], max_tokens: usize) -> SequenceRequest {
+    SequenceRequest {
+        prompt: prompt.to_vec(),
+        max_tokens,
+        sampling: Sampling::default(),
+        stop: Vec::new(),
+        top_logprobs: None,
+        constraint: None,
+    }
+}
+
+/// What became of a sequence.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Outcome {
+    tokens: Vec<u32>,
+    finish: Option<Finish>,
+    error: Option<String>,
+}
+
+/// Makes steps until no sequence is left.
+fn finish(engine: &mut Engine) -> HashMap<SequenceId, Outcome> {
+    let mut outcomes: HashMap<SequenceId, Outcome> = HashMap::new();
+    while !engine.is_idle() {
+        for event in engine.step().expect("a step") {
+            match event {
+                Event::Token(id, Chosen { token, .. }) => outcomes.entry(id).or_default().tokens.push(token),
+                Event::Finished(id, finish) => outcomes.entry(id).or_default().finish = Some(finish),
+                Event::Failed(id, error) => outcomes.entry(id).or_default().error = Some(error.to_string()),
+            }
+        }
+    }
+    outcomes
+}
+
+/// Prompts of several lengths, some with equal beginnings.
+fn prompts(model: &str) -> Vec<Vec<u32>> {
+    let whole = ids(&expected(model)["prompt_ids"]);
+    let mut rng = SplitMix64::new(5);
+    let mut all: Vec<Vec<u32>> = vec![whole.clone(), whole[..1].to_vec(), [&whole[..], &whole[..]].concat()];
+    for len in [7, 16, 17, 40, 60] {
+        let shared = whole.len().min(len / 2);
+        let rest = (shared..len).map(|_| rng.below(320) as u32);
+        all.push(whole[..shared].iter().copied().chain(rest).collect());
+    }
+    all
+}
+
+fn sampling(number: usize) -> Sampling {
+    match number % 3 {
+        0 => Sampling::default(),
+        1 => Sampling {
+            temperature: 0.7,
+            top_p: Some(0.9),
+            seed: number as u64,
+            ..Sampling::default()
+        },
+        _ => Sampling {
+            temperature: 1.0,
+            top_k: Some(20),
+            repetition_penalty: 1.2,
+            seed: 100 + number as u64,
+            ..Sampling::default()
+        },
+    }
+}
+
+const COUNT: usize = 30;
+
+/// What each prompt gives alone.
+fn alone(model: &str) -> Vec<Vec<u32>> {
+    let mut generator = generator(model, 8);
+    let one = |(number, prompt): (usize, &Vec<u32>)| {
+        let request = Request {
+            max_tokens: COUNT,
+            sampling: sampling(number),
+            stop: Some(Vec::new()),
+        };
+        let generation = generator.generate(prompt, &request).expect("it begins");
+        generation.map(|token| token.expect("a token")).collect()
+    };
+    prompts(model).iter().enumerate().map(one).collect()
+}
+
+/// What they give together, twice each, with these options.
+fn together(model: &str, options: EngineOptions) -> (Vec<Vec<u32>>, EngineCounts) {
+    let mut engine = engine(model, options);
+    let mut all = Vec::new();
+    let mut submitted = Vec::new();
+    for _ in 0..2 {
+        for (number, prompt) in prompts(model).iter().enumerate() {
+            let mut request = request(prompt, COUNT);
+            request.sampling = sampling(number);
+            submitted.push(engine.submit(request).expect("a sequence"));
+        }
+        let mut outcomes = finish(&mut engine);
+        for id in submitted.drain(..) {
+            let outcome = outcomes.remove(&id).expect("an outcome");
+            assert_eq!((outcome.finish, outcome.error), (Some(Finish::Length), None));
+            all.push(outcome.tokens);
+        }
+        assert!(outcomes.is_empty());
+    }
+    let counts = engine.counts();
+    assert_eq!((counts.running, counts.waiting, counts.blocks_used), (0, 0, 0));
+    (all, counts)
+}
+
+#[test]
+fn greedy_continuations_are_those_of_transformers() {
+    for model in MODELS {
+        let expected = expected(model);
+        let prompt = ids(&expected["prompt_ids"]);
+        for step_tokens in [1, 5, 64] {
+            let options = EngineOptions {
+                sequences: 1,
+                step_tokens,
+                ..EngineOptions::default()
+            };
+            let mut engine = engine(model, options);
+            let id = engine.submit(request(&prompt, 64)).expect("a sequence");
+            let found = finish(&mut engine).remove(&id).expect("an outcome");
+            assert_eq!(found.tokens, ids(&expected["continuation"]), "{model} by {step_tokens}");
+            assert_eq!(found.finish, Some(Finish::Length));
+        }
+    }
+}
+
+#[test]
+fn sequences_together_are_as_alone() {
+    for model in ["llama", "mistral", "qwen3"] {
+        let wanted = [alone(model), alone(model)].concat();
+        for (sequences, step_tokens, prefix_cache) in [(1, 1, true), (3, 5, true), (8, 24, false), (8, 64, true)] {
+            let options = EngineOptions {
+                sequences,
+                step_tokens,
+                prefix_cache,
+                ..EngineOptions::default()
+            };
+            let (found, counts) = together(model, options);
+            assert_eq!(found, wanted, "{model}: {sequences} by {step_tokens}");
+            assert_eq!(counts.generated_tokens, (found.len() * COUNT) as u64);
+            assert_eq!(counts.cached_tokens > 0, prefix_cache, "{counts:?}");
+        }
+    }
+}
+
+#[test]
+fn sequences_that_give_their_blocks_back_lose_nothing() {
+    let wanted = [alone("llama"), alone("llama")].concat();
+    let options = EngineOptions {
+        sequences: 8,
+        context: Some(96),
+        // As many as one sequence may need.
+        cache_tokens: Some(96),
+        step_tokens: 16,
+        ..EngineOptions::default()
+    };
+    let (found, counts) = together("llama", options);
+    assert_eq!(found, wanted);
+    assert!(counts.preemptions > 0, "{counts:?}");
+}
+
+#[test]
+fn draft_tokens_change_nothing_but_the_number_of_steps() {
+    for model in ["llama", "qwen3"] {
+        let wanted = [alone(model), alone(model)].concat();
+        let options = |draft_tokens| EngineOptions {
+            sequences: 4,
+            draft_tokens,
+            ..EngineOptions::default()
+        };
+        let (plain, without) = together(model, options(0));
+        assert_eq!(plain, wanted);
+        for draft_tokens in [1, 4] {
+            let (found, counts) = together(model, options(draft_tokens));
+            assert_eq!(found, wanted, "{model} with {draft_tokens}");
+            assert!(counts.drafted_tokens >= counts.accepted_tokens, "{counts:?}");
+            assert_eq!(counts.generated_tokens, without.generated_tokens);
+        }
+    }
+    // A text that repeats itself: this model ends in a loop.
+    let prompt = ids(&expected("qwen3")["prompt_ids"]);
+    let mut engine = engine(
+        "qwen3",
+        EngineOptions {
+            draft_tokens: 4,
+            ..EngineOptions::default()
+        },
+    );
+    engine.submit(request(&prompt, 64)).expect("a sequence");
+    finish(&mut engine);
+    let counts = engine.counts();
+    assert!(counts.accepted_tokens > 0 && counts.steps < 60, "{counts:?}");
+}
+
+#[test]
+fn sequences_end_where_they_are_told_to() {
+    let expected = expected("llama");
+    let (prompt, text) = (ids(&expected["prompt_ids"]), ids(&expected["continuation"]));
+    let mut engine = engine("llama", EngineOptions::default());
+    let stop = text[7];
+    let first = text.iter().position(|&token| token == stop).expect("it is there");
+    let mut stopped = request(&prompt, 64);
+    stopped.stop = vec![stop];
+    let ids = [stopped, request(&prompt, 5)].map(|request| engine.submit(request).expect("a sequence"));
+    // One that nobody waits for.
+    let cancelled = engine.submit(request(&prompt, 64)).expect("a sequence");
+    engine.step().expect("a step");
+    engine.cancel(cancelled);
+    let outcomes = finish(&mut engine);
+    assert!(!outcomes.contains_key(&cancelled));
+    assert!(outcomes[&ids[0]].tokens.len() <= first && outcomes[&ids[0]].finish == Some(Finish::Stop));
+    assert_eq!(outcomes[&ids[1]].finish, Some(Finish::Length));
+    assert_eq!(engine.counts().blocks_used, 0);
+}
+
+#[test]
+fn probabilities_are_those_of_the_logits() {
+    let prompt = ids(&expected("llama")["prompt_ids"]);
+    let logits = generator("llama", 8).prompt_logits(&prompt).expect("logits");
+    let last = &logits[logits.len() - 320..];
+    let sum: f64 = last.iter().map(|&x| f64::from(x).exp()).sum();
+    let mut engine = engine("llama", EngineOptions::default());
+    let mut asked = request(&prompt, 1);
+    asked.top_logprobs = Some(3);
+    engine.submit(asked).expect("a sequence");
+    let mut events = Vec::new();
+    while !engine.is_idle() {
+        events.extend(engine.step().expect("a step"));
+    }
+    let Some(Event::Token(_, Chosen { token, logprobs })) = events.first() else {
+        panic!("{events:?}");
+    };
+    let (own, top) = logprobs.as_ref().expect("they were asked for");
+    let wanted = |token: u32| f64::from(last[token as usize]) - sum.ln();
+    assert!((f64::from(*own) - wanted(*token)).abs() < 1e-4);
+    assert_eq!((top.len(), top[0].0), (3, *token));
+    for &(token, found) in top {
+        assert!((f64::from(found) - wanted(token)).abs() < 1e-4);
+    }
+    assert!(top.is_sorted_by(|a, b| a.1 >= b.1));
+}
+
+/// Allows even tokens only, and ends after three.
+struct Even(usize);
+
+impl Constraint for Even {
+    fn mask(&mut self, logits: &mut [f32]) -> meganeura_core::Result<()> {
+        logits
+            .iter_mut()
+            .skip(1)
+            .step_by(2)
+            .for_each(|x| *x = f32::NEG_INFINITY);
+        Ok(())
+    }
+
+    fn accept(&mut self, token: u32) -> meganeura_core::Result<bool> {
+        assert!(token.is_multiple_of(2));
+        self.0 += 1;
+        Ok(self.0 == 3)
+    }
+}
+
+#[test]
+fn constraints_decide_what_may_come_next() {
+    let prompt = ids(&expected("llama")["prompt_ids"]);
+    let mut engine = engine("llama", EngineOptions::default());
+    let mut constrained = request(&prompt, 64);
+    constrained.constraint = Some(Box::new(Even(0)));
+    let id = engine.submit(constrained).expect("a sequence");
+    let outcome = finish(&mut engine).remove(&id).expect("an outcome");
+    assert_eq!((outcome.tokens.len(), outcome.finish), (3, Some(Finish::Stop)));
+    assert!(outcome.tokens.iter().all(|token| token.is_multiple_of(2)));
+}
+
+#[test]
+fn requests_and_options_that_make_no_sense_are_errors() {
+    let mut engine = engine("llama", EngineOptions::default());
+    for (request, said) in [
+        (request(&[], 1), "no tokens"),
+        (request(&[320], 1), "320"),
+        (request(&[1], 0), "no tokens are asked for"),
+        (request(&[1; 100], 29), "128"),
+        (
+            SequenceRequest {
+                sampling: Sampling {
+                    temperature: -1.0,
+                    ..Sampling::default()
+                },
+                ..request(&[1], 1)
+            },
+            "temperature",
+        ),
+    ] {
+        let error = engine.submit(request).expect_err(said).to_string();
+        assert!(error.contains(said), "{error}");
+    }
+    assert!(engine.is_idle() && engine.step().expect("nothing").is_empty());
+    let config = ModelConfig::open(&folder("llama")).expect("a configuration");
+    let checkpoint = Checkpoint::open(&folder("llama")).expect("weights");
+    let usual = EngineOptions::default;
+    for (options, said) in [
+        (
+            EngineOptions {
+                sequences: 0,
+                ..usual()
+            },
+            "no sequences",
+        ),
+        (
+            EngineOptions {
+                context: Some(129),
+                ..usual()
+            },
+            "129",
+        ),
+        (
+            EngineOptions {
+                step_tokens: 7,
+                ..usual()
+            },
+            "7 tokens",
+        ),
+    ] {
+        let outcome = Engine::on(device(), config.clone(), &checkpoint, options);
+        let error = outcome.expect_err(said).to_string();
+        assert!(error.contains(said), "{error}");
+    }
+}
