@@ -1,0 +1,76 @@
+"""Uses a running server by the official client: openai_client.py http://127.0.0.1:8080
+
+Needs the package `openai`. Prints what it tried, and fails with the first difference.
+"""
+
+import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+from openai import APIStatusError, BadRequestError, NotFoundError, OpenAI
+
+client = OpenAI(base_url=sys.argv[1] + "/v1", api_key="none", max_retries=0)
+model = client.models.list().data[0].id
+assert client.models.retrieve(model).id == model
+
+ask = dict(model=model, messages=[{"role": "user", "content": "Name three colours."}], max_tokens=16)
+whole = client.chat.completions.create(**ask, temperature=0)
+text = whole.choices[0].message.content
+assert whole.usage.completion_tokens <= 16 and whole.choices[0].finish_reason in ("length", "stop")
+stream = client.chat.completions.create(**ask, temperature=0, stream=True, stream_options={"include_usage": True})
+parts = list(stream)
+assert "".join(p.choices[0].delta.content or "" for p in parts if p.choices) == text
+assert parts[-1].usage == whole.usage, parts[-1]
+print("chat: whole and streamed texts are the same")
+
+several = client.chat.completions.create(**ask, n=3, temperature=1, seed=4, logprobs=True, top_logprobs=2)
+again = client.chat.completions.create(**ask, n=3, temperature=1, seed=4)
+texts = [choice.message.content for choice in several.choices]
+assert texts == [choice.message.content for choice in again.choices] and len(texts) == 3
+assert all(len(t.top_logprobs) == 2 for t in several.choices[0].logprobs.content)
+print("chat: seeds, n and logprobs")
+
+completion = client.completions.create(model=model, prompt=["Once", "Twice"], max_tokens=8, temperature=0, logprobs=1)
+assert [choice.index for choice in completion.choices] == [0, 1]
+assert len(completion.choices[0].logprobs.token_logprobs) == 8
+streamed = client.completions.create(model=model, prompt="Once", max_tokens=8, temperature=0, stream=True)
+assert "".join(p.choices[0].text for p in streamed if p.choices) == completion.choices[0].text
+print("completions: several prompts, streamed")
+
+schema = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer", "minimum": 0, "maximum": 150}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+ask["max_tokens"] = 90
+answer = client.chat.completions.create(
+    **ask, temperature=1, seed=1,
+    response_format={"type": "json_schema", "json_schema": {"name": "person", "schema": schema}},
+)
+person = json.loads(answer.choices[0].message.content)
+assert set(person) == {"name", "age"} and 0 <= person["age"] <= 150
+print("chat: output keeps to a schema")
+
+for wrong, error in [({"temperature": -1}, BadRequestError), ({"model": "other"}, NotFoundError)]:
+    try:
+        client.chat.completions.create(**{**ask, **wrong})
+        raise SystemExit(f"{wrong} was accepted")
+    except error as e:
+        assert e.body["message"], e
+try:
+    client.embeddings.create(model=model, input="a")
+    raise SystemExit("there are embeddings")
+except APIStatusError as e:
+    assert e.status_code == 501
+print("errors are those of the client")
+
+
+def one(seed):
+    return client.completions.create(model=model, prompt=f"Number {seed}", max_tokens=12, seed=seed, temperature=0.8).choices[0].text
+
+
+alone = [one(seed) for seed in range(12)]
+with ThreadPoolExecutor(12) as pool:
+    assert list(pool.map(one, range(12))) == alone
+print("requests at the same time give what each gives alone")

@@ -1,0 +1,256 @@
+//! The server's paths.
+
+mod chat;
+mod completions;
+mod error;
+mod generation;
+mod request;
+mod stream;
+mod tools;
+
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use axum::body::Body;
+use axum::extract::{DefaultBodyLimit, MatchedPath, Path, Request, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::response::{Html, IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use meganeura_llm::tokenizer::TokenBytes;
+use meganeura_llm::{ChatTemplate, Tokenizer};
+use serde_json::{Value, json};
+use tower_http::timeout::RequestBodyTimeoutLayer;
+
+use crate::grammar::Grammars;
+use crate::metrics::Metrics;
+use crate::worker::Worker;
+use error::ApiError;
+
+/// What all requests share.
+pub(crate) struct App {
+    pub(crate) worker: Worker,
+    pub(crate) tokenizer: Arc<Tokenizer>,
+    pub(crate) template: Option<ChatTemplate>,
+    pub(crate) grammars: Grammars,
+    pub(crate) metrics: Metrics,
+    /// Name of the model.
+    pub(crate) model: String,
+    /// Its folder or file.
+    pub(crate) path: PathBuf,
+    /// What its tokens stand for, from the first request on that asks.
+    pub(crate) spelled: OnceLock<Vec<TokenBytes>>,
+    /// Tokens that there are.
+    pub(crate) vocab: usize,
+    /// Whether anybody on this machine may ask, and nobody else: browsers then show who asks by the name of the host.
+    pub(crate) local_only: bool,
+    /// Seconds since 1970 when the server began.
+    pub(crate) started: u64,
+    /// Tokens of a sequence at most.
+    pub(crate) context: usize,
+    /// Tokens that end texts.
+    pub(crate) stop: Vec<u32>,
+    pub(crate) api_key: Option<String>,
+    pub(crate) request_timeout: Duration,
+}
+
+/// Sizes and times that requests have to keep to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bounds {
+    /// Bytes of a body.
+    pub(crate) body_bytes: usize,
+    /// Time in which a body has to come on.
+    pub(crate) body_timeout: Duration,
+}
+
+impl App {
+    /// What the model's tokens stand for.
+    pub(crate) fn token_bytes(&self) -> &[TokenBytes] {
+        self.spelled.get_or_init(|| self.tokenizer.token_bytes())
+    }
+
+    /// An error, without where the model is on this machine.
+    pub(crate) fn without_paths(&self, error: &meganeura_core::Error) -> String {
+        error.to_string().replace(&*self.path.to_string_lossy(), &self.model)
+    }
+}
+
+/// Seconds since 1970.
+pub(crate) fn now() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |time| time.as_secs())
+}
+
+pub(crate) fn router(app: Arc<App>, bounds: Bounds) -> Router {
+    let api = Router::new()
+        .route("/v1/models", get(models))
+        .route("/v1/models/{*id}", get(model))
+        .route("/v1/chat/completions", post(chat::handle))
+        .route("/v1/completions", post(completions::handle))
+        .route("/v1/embeddings", post(embeddings))
+        .route("/metrics", get(metrics))
+        .layer(middleware::from_fn_with_state(app.clone(), authenticate));
+    Router::new()
+        .merge(api)
+        .route("/", get(|| async { Html(include_str!("../page.html")) }))
+        .route("/health", get(health))
+        .fallback(unknown_path)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(DefaultBodyLimit::max(bounds.body_bytes))
+        .layer(RequestBodyTimeoutLayer::new(bounds.body_timeout))
+        .layer(middleware::from_fn_with_state(app.clone(), count))
+        .with_state(app)
+}
+
+/// Counts responses.
+async fn count(State(app): State<Arc<App>>, path: Option<MatchedPath>, request: Request, next: Next) -> Response {
+    let path = path.map_or_else(|| "other".to_owned(), |path| path.as_str().to_owned());
+    let response = next.run(request).await;
+    let labels = vec![
+        ("path".to_owned(), path),
+        ("status".to_owned(), response.status().as_str().to_owned()),
+    ];
+    app.metrics.responses.get_or_create(&labels).inc();
+    response
+}
+
+async fn authenticate(State(app): State<Arc<App>>, request: Request, next: Next) -> Result<Response, ApiError> {
+    if app.local_only && !names_this_machine(request.headers()) {
+        let message = "without an API key only 127.0.0.1, [::1] and localhost may be the host of a request";
+        return Err(ApiError::new(StatusCode::FORBIDDEN, message));
+    }
+    if let Some(key) = &app.api_key
+        && !has_key(request.headers(), key)
+    {
+        let message = "the API key is missing or wrong; send it as `Authorization: Bearer KEY`";
+        return Err(ApiError::new(StatusCode::UNAUTHORIZED, message).code("invalid_api_key"));
+    }
+    Ok(next.run(request).await)
+}
+
+/// Whether the host of a request is an address or localhost. A name that somebody else has made stand for this machine would let
+/// the pages of that name ask (DNS rebinding).
+fn names_this_machine(headers: &HeaderMap) -> bool {
+    let Some(host) = headers.get(header::HOST) else {
+        return true;
+    };
+    let Ok(host) = host.to_str() else { return false };
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) => name,
+        _ => host,
+    };
+    let address = name
+        .strip_prefix('[')
+        .and_then(|rest| rest.strip_suffix(']'))
+        .unwrap_or(name);
+    name.eq_ignore_ascii_case("localhost") || address.parse::<std::net::IpAddr>().is_ok()
+}
+
+fn has_key(headers: &HeaderMap, key: &str) -> bool {
+    let given = headers
+        .get(header::AUTHORIZATION)
+        .map_or(&[][..], |value| value.as_bytes());
+    let given = given.strip_prefix(b"Bearer ").unwrap_or_default();
+    // The time that it takes does not tell how much of it is right.
+    given.len() == key.len() && given.iter().zip(key.as_bytes()).fold(0, |all, (a, b)| all | (a ^ b)) == 0
+}
+
+/// The bytes of a body that says it is JSON. Other types are those that web pages may send to any address without being asked
+/// for permission.
+struct JsonBody(Vec<u8>);
+
+impl<S: Send + Sync> axum::extract::FromRequest<S> for JsonBody {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request<Body>, state: &S) -> Result<Self, ApiError> {
+        let kind = request
+            .headers()
+            .get(header::CONTENT_TYPE)
+            .and_then(|value| value.to_str().ok());
+        if !kind.is_some_and(|kind| kind.trim_start().to_ascii_lowercase().starts_with("application/json")) {
+            let message = "send JSON with the header `Content-Type: application/json`";
+            return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
+        }
+        match axum::body::Bytes::from_request(request, state).await {
+            Ok(bytes) => Ok(JsonBody(bytes.into())),
+            Err(rejection) => Err(ApiError::new(rejection.status(), rejection.body_text())),
+        }
+    }
+}
+
+/// Runs what takes the processor a while, such as making tokens of a long text.
+async fn off_thread<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(|_| {
+        Err(ApiError::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "the request could not be prepared; the log says where it panicked",
+        ))
+    })
+}
+
+fn described(app: &App) -> Value {
+    json!({
+        "id": app.model,
+        "object": "model",
+        "created": app.started,
+        "owned_by": "meganeura",
+        "max_model_len": app.context,
+    })
+}
+
+async fn models(State(app): State<Arc<App>>) -> Json<Value> {
+    Json(json!({"object": "list", "data": [described(&app)]}))
+}
+
+async fn model(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
+    request::check_model(Some(&id), &app.model)?;
+    Ok(Json(described(&app)))
+}
+
+async fn embeddings() -> ApiError {
+    ApiError::new(
+        StatusCode::NOT_IMPLEMENTED,
+        "the model that is served generates text and has no embeddings",
+    )
+}
+
+async fn health(State(app): State<Arc<App>>) -> Response {
+    let counts = app.worker.counts();
+    let failing = app.worker.is_failing();
+    let status = if failing {
+        StatusCode::SERVICE_UNAVAILABLE
+    } else {
+        StatusCode::OK
+    };
+    let state = if failing { "failing" } else { "ok" };
+    let body = json!({"status": state, "running": counts.running, "waiting": counts.waiting});
+    (status, Json(body)).into_response()
+}
+
+async fn metrics(State(app): State<Arc<App>>) -> Response {
+    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    ([(header::CONTENT_TYPE, kind)], app.metrics.text(&app.worker)).into_response()
+}
+
+async fn unknown_path(request: Request) -> ApiError {
+    ApiError::new(
+        StatusCode::NOT_FOUND,
+        format!(
+            "there is nothing at {}; there are /v1/chat/completions, /v1/completions, /v1/models, /health and /metrics",
+            request.uri().path()
+        ),
+    )
+}
+
+async fn wrong_method(request: Request) -> ApiError {
+    let (method, path) = (request.method(), request.uri().path());
+    ApiError::new(
+        StatusCode::METHOD_NOT_ALLOWED,
+        format!("{method} is not possible at {path}"),
+    )
+}

@@ -1,0 +1,149 @@
+//! Counts and times in the format of Prometheus.
+
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::Registry;
+
+use crate::worker::Worker;
+
+/// What the server measures itself; what the engine counts is added when the text is made.
+pub(crate) struct Metrics {
+    registry: Registry,
+    /// Responses by path and status.
+    pub(crate) responses: Family<Vec<(String, String)>, Counter>,
+    pub(crate) refused: Counter,
+    pub(crate) prompt_tokens: Counter,
+    pub(crate) generated_tokens: Counter,
+    pub(crate) first_token_seconds: Histogram,
+    pub(crate) token_seconds: Histogram,
+    pub(crate) request_seconds: Histogram,
+    engine: EngineGauges,
+}
+
+#[derive(Default)]
+struct EngineGauges {
+    running: Gauge,
+    waiting: Gauge,
+    blocks_used: Gauge,
+    blocks: Gauge,
+    steps: Gauge,
+    cached_tokens: Gauge,
+    drafted_tokens: Gauge,
+    accepted_tokens: Gauge,
+    preemptions: Gauge,
+}
+
+/// Seconds, from 1 ms to 100 s.
+const SECONDS: [f64; 16] = [
+    0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0,
+];
+
+impl Metrics {
+    pub(crate) fn new() -> Self {
+        let mut registry = Registry::with_prefix("meganeura");
+        let histogram = || Histogram::new(SECONDS);
+        let metrics = Metrics {
+            responses: Family::default(),
+            refused: Counter::default(),
+            prompt_tokens: Counter::default(),
+            generated_tokens: Counter::default(),
+            first_token_seconds: histogram(),
+            token_seconds: histogram(),
+            request_seconds: histogram(),
+            engine: EngineGauges::default(),
+            registry: Registry::default(),
+        };
+        registry.register("responses", "Responses by path and status", metrics.responses.clone());
+        registry.register(
+            "refused",
+            "Requests for which the queue had no room",
+            metrics.refused.clone(),
+        );
+        registry.register("prompt_tokens", "Tokens of prompts", metrics.prompt_tokens.clone());
+        registry.register(
+            "generated_tokens",
+            "Tokens that were sent",
+            metrics.generated_tokens.clone(),
+        );
+        for (name, help, histogram) in [
+            (
+                "first_token_seconds",
+                "Time to the first token",
+                &metrics.first_token_seconds,
+            ),
+            (
+                "token_seconds",
+                "Time between tokens of one text",
+                &metrics.token_seconds,
+            ),
+            (
+                "request_seconds",
+                "Time of requests that were completed",
+                &metrics.request_seconds,
+            ),
+        ] {
+            registry.register(name, help, histogram.clone());
+        }
+        let engine = &metrics.engine;
+        for (name, help, gauge) in [
+            ("sequences_running", "Sequences that are computed", &engine.running),
+            ("sequences_waiting", "Sequences that wait", &engine.waiting),
+            (
+                "cache_blocks_used",
+                "Blocks of the key-value cache in use",
+                &engine.blocks_used,
+            ),
+            ("cache_blocks", "Blocks of the key-value cache", &engine.blocks),
+            ("steps", "Steps since the start", &engine.steps),
+            (
+                "prefix_cache_tokens",
+                "Tokens of prompts that were found in the cache",
+                &engine.cached_tokens,
+            ),
+            (
+                "drafted_tokens",
+                "Draft tokens that were checked",
+                &engine.drafted_tokens,
+            ),
+            (
+                "accepted_tokens",
+                "Draft tokens that were right",
+                &engine.accepted_tokens,
+            ),
+            (
+                "preemptions",
+                "Sequences that had to give their blocks back",
+                &engine.preemptions,
+            ),
+        ] {
+            registry.register(name, help, gauge.clone());
+        }
+        Metrics { registry, ..metrics }
+    }
+
+    /// The text that Prometheus reads.
+    pub(crate) fn text(&self, worker: &Worker) -> String {
+        let counts = worker.counts();
+        let engine = &self.engine;
+        for (gauge, value) in [
+            (&engine.running, counts.running as u64),
+            (&engine.waiting, counts.waiting as u64),
+            (&engine.blocks_used, counts.blocks_used as u64),
+            (&engine.blocks, counts.blocks as u64),
+            (&engine.steps, counts.steps),
+            (&engine.cached_tokens, counts.cached_tokens),
+            (&engine.drafted_tokens, counts.drafted_tokens),
+            (&engine.accepted_tokens, counts.accepted_tokens),
+            (&engine.preemptions, counts.preemptions),
+        ] {
+            gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
+        }
+        let mut text = String::new();
+        // Writing into a string does not fail.
+        let _ = encode(&mut text, &self.registry);
+        text
+    }
+}

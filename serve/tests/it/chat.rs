@@ -1,0 +1,153 @@
+//! `/v1/chat/completions`.
+
+use serde_json::{Value, json};
+
+use crate::client::{Running, model, options};
+
+fn ask(server: &Running, body: Value) -> Value {
+    let response = server.post("/v1/chat/completions", &body);
+    assert_eq!(response.status, 200, "{}", response.body);
+    response.json()
+}
+
+#[test]
+fn the_template_makes_the_prompt() {
+    let server = Running::new();
+    let text = std::fs::read_to_string(model("llama").join("expected_chat.txt")).expect("a fixture");
+    let tokenizer = meganeura_llm::Tokenizer::open(&model("llama")).expect("a tokenizer");
+    let tokens = tokenizer.encode_plain(&text).expect("tokens");
+    let plain = server.post(
+        "/v1/completions",
+        &json!({"prompt": tokens, "max_tokens": 12, "temperature": 0}),
+    );
+    for content in [
+        json!("Do cats eat bats? "),
+        json!([{"type": "text", "text": "Do cats "}, {"type": "text", "text": "eat bats? "}]),
+    ] {
+        let messages = json!([{"role": "user", "content": content}]);
+        let mut body = json!({"model": "llama", "messages": messages, "max_completion_tokens": 12, "temperature": 0});
+        let value = ask(&server, body.clone());
+        assert_eq!(value["object"], "chat.completion");
+        assert_eq!(value["usage"]["prompt_tokens"], tokens.len());
+        let choice = &value["choices"][0];
+        assert_eq!(choice["message"]["role"], "assistant");
+        assert_eq!(choice["message"]["content"], plain.json()["choices"][0]["text"]);
+        assert_eq!(choice["finish_reason"], "length");
+        body["stream"] = json!(true);
+        let events = server.post("/v1/chat/completions", &body).events();
+        assert_eq!(events[0]["choices"][0]["delta"]["role"], "assistant");
+        let streamed: String = events
+            .iter()
+            .filter_map(|e| e["choices"][0]["delta"]["content"].as_str())
+            .collect();
+        assert_eq!(choice["message"]["content"], streamed);
+        assert_eq!(events.last().expect("events")["choices"][0]["finish_reason"], "length");
+    }
+}
+
+#[test]
+fn probabilities_of_tokens() {
+    let server = Running::new();
+    let body = json!({"messages": [{"role": "user", "content": "a"}], "max_tokens": 3, "temperature": 0,
+        "logprobs": true, "top_logprobs": 2});
+    let value = ask(&server, body);
+    let content = value["choices"][0]["logprobs"]["content"].as_array().expect("a list");
+    assert_eq!(content.len(), 3);
+    for token in content {
+        assert_eq!(token["top_logprobs"].as_array().expect("a list").len(), 2);
+        // Greedy decoding takes the most likely one.
+        assert_eq!(token["logprob"], token["top_logprobs"][0]["logprob"]);
+        assert!(token["bytes"].is_array());
+    }
+}
+
+#[test]
+fn a_tool_that_has_to_be_called_is_called() {
+    // This model's template shows tools.
+    let mut options = options();
+    options.model = model("qwen3");
+    let server = Running::with(options);
+    let tool = |name: &str| {
+        json!({"type": "function", "function": {"name": name, "parameters": {"type": "object",
+            "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"], "additionalProperties": false}}})
+    };
+    let messages = json!([{"role": "user", "content": "Weather?"}]);
+    for choice in [
+        json!("required"),
+        json!({"type": "function", "function": {"name": "weather"}}),
+    ] {
+        let body = json!({"messages": messages, "tools": [tool("weather")], "tool_choice": choice, "max_tokens": 90,
+            "temperature": 0.8, "seed": 1});
+        let response = server.post("/v1/chat/completions", &body);
+        if response.status == 400 && response.message().contains("takes no tools") {
+            // The small fixture's template is as its tokenizer has it.
+            return;
+        }
+        let value = response.json();
+        let answer = &value["choices"][0];
+        assert_eq!(answer["finish_reason"], "tool_calls", "{value}");
+        let call = &answer["message"]["tool_calls"][0];
+        assert_eq!(call["function"]["name"], "weather");
+        let arguments = call["function"]["arguments"].as_str().expect("text");
+        let arguments: Value = serde_json::from_str(arguments).expect("json");
+        assert!(["Paris", "Rome"].contains(&arguments["city"].as_str().expect("text")));
+    }
+}
+
+#[test]
+fn messages_that_make_no_sense_are_named() {
+    let server = Running::new();
+    for (messages, said) in [
+        (json!([]), "messages"),
+        (json!(["hello"]), "message 0 is no object"),
+        (json!([{"content": "hello"}]), "no role"),
+        (json!([{"role": "user", "content": 5}]), "neither text"),
+        (
+            json!([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]),
+            "'image_url'",
+        ),
+    ] {
+        let response = server.post("/v1/chat/completions", &json!({"messages": messages}));
+        assert_eq!(response.status, 400, "{}", response.body);
+        assert!(response.message().contains(said), "{}", response.message());
+    }
+    let body = json!({"messages": [{"role": "user", "content": "a"}], "tool_choice": "required"});
+    assert!(
+        server
+            .post("/v1/chat/completions", &body)
+            .message()
+            .contains("none is offered")
+    );
+}
+
+#[test]
+fn a_model_without_a_template_has_completions_only() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for file in [
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "generation_config.json",
+    ] {
+        std::fs::copy(model("llama").join(file), folder.path().join(file)).expect("copied");
+    }
+    let mut options = options();
+    options.model = folder.path().to_owned();
+    options.name = Some("own/name".into());
+    let server = Running::with(options);
+    let response = server.post(
+        "/v1/chat/completions",
+        &json!({"messages": [{"role": "user", "content": "a"}]}),
+    );
+    assert!(
+        response.message().contains("no chat template"),
+        "{}",
+        response.message()
+    );
+    let response = server.post(
+        "/v1/completions",
+        &json!({"model": "own/name", "prompt": "a", "max_tokens": 1}),
+    );
+    assert_eq!(response.status, 200, "{}", response.body);
+    assert_eq!(server.get("/v1/models/own/name").json()["id"], "own/name");
+}

@@ -1,0 +1,198 @@
+//! `/v1/completions`, against what transformers makes of the same model.
+
+use serde_json::{Value, json};
+
+use crate::client::{Running, model, options};
+
+fn expected(name: &str) -> Value {
+    let text = std::fs::read_to_string(model(name).join("expected.json")).expect("a fixture");
+    serde_json::from_str(&text).expect("json")
+}
+
+/// Whether one text begins with another, but for a character at its end that is not complete.
+fn begins(whole: &str, part: &str) -> bool {
+    whole.starts_with(part.trim_end_matches('\u{fffd}'))
+}
+
+#[test]
+fn texts_are_those_of_transformers_whole_and_as_events() {
+    let server = Running::new();
+    let expected = expected("llama");
+    let text = expected["text"].as_str().expect("text");
+    for prompt in [&expected["prompt"], &expected["prompt_ids"]] {
+        let body = json!({"model": "llama", "prompt": prompt, "max_tokens": 20, "temperature": 0});
+        let response = server.post("/v1/completions", &body);
+        assert_eq!(response.status, 200, "{}", response.body);
+        let value = response.json();
+        assert_eq!(value["object"], "text_completion");
+        let choice = &value["choices"][0];
+        assert_eq!(choice["finish_reason"], "length");
+        let found = choice["text"].as_str().expect("text").to_owned();
+        assert!(begins(text, &found), "{found:?} in {text:?}");
+        let usage = &value["usage"];
+        assert_eq!(
+            (usage["prompt_tokens"].as_u64(), usage["completion_tokens"].as_u64()),
+            (Some(26), Some(20))
+        );
+
+        let mut body = body;
+        body["stream"] = json!(true);
+        body["stream_options"] = json!({"include_usage": true});
+        let response = server.post("/v1/completions", &body);
+        assert!(response.head.contains("text/event-stream"), "{}", response.head);
+        let events = response.events();
+        let (last, pieces) = events.split_last().expect("events");
+        assert_eq!(last["usage"], *usage);
+        let streamed: String = pieces.iter().filter_map(|e| e["choices"][0]["text"].as_str()).collect();
+        assert_eq!(streamed, found);
+        assert!(pieces.len() > 5);
+        assert_eq!(pieces.last().expect("a piece")["choices"][0]["finish_reason"], "length");
+    }
+    server.end().expect("it ends");
+}
+
+#[test]
+fn several_prompts_and_texts_and_seeds() {
+    let server = Running::new();
+    let body = json!({"prompt": ["Alice", "She"], "n": 2, "max_tokens": 8, "temperature": 1.0, "seed": 7});
+    let [first, second] = [(); 2].map(|()| server.post("/v1/completions", &body).json());
+    let texts = |value: &Value| -> Vec<String> {
+        let choices = value["choices"].as_array().expect("choices");
+        assert!(choices.iter().enumerate().all(|(i, choice)| choice["index"] == i));
+        choices
+            .iter()
+            .map(|choice| choice["text"].as_str().expect("text").to_owned())
+            .collect()
+    };
+    assert_eq!(texts(&first).len(), 4);
+    assert_eq!(texts(&first), texts(&second));
+    assert_ne!(texts(&first)[0], texts(&first)[1]);
+    // Without a seed, each request draws others.
+    let body = json!({"prompt": "Alice", "max_tokens": 16, "temperature": 1.0});
+    let [first, second] = [(); 2].map(|()| texts(&server.post("/v1/completions", &body).json()));
+    assert_ne!(first, second);
+}
+
+#[test]
+fn a_string_ends_the_text() {
+    let server = Running::new();
+    let expected = expected("llama");
+    let whole = expected["text"].as_str().expect("text");
+    // A part of it without replaced characters, of several tokens.
+    let stop = "6or";
+    let at = whole.find(stop).expect("it is there");
+    for stream in [false, true] {
+        let body = json!({"prompt": expected["prompt_ids"], "max_tokens": 40, "temperature": 0,
+            "stop": ["never there", stop], "stream": stream});
+        let response = server.post("/v1/completions", &body);
+        let text: String = match stream {
+            false => response.json()["choices"][0]["text"].as_str().expect("text").to_owned(),
+            true => response
+                .events()
+                .iter()
+                .filter_map(|e| e["choices"][0]["text"].as_str().map(str::to_owned))
+                .collect(),
+        };
+        assert_eq!(text, whole[..at]);
+    }
+}
+
+#[test]
+fn logarithms_of_probabilities() {
+    let server = Running::new();
+    let body = json!({"prompt": "Alice", "max_tokens": 5, "temperature": 0, "logprobs": 3});
+    let value = server.post("/v1/completions", &body).json();
+    let logprobs = &value["choices"][0]["logprobs"];
+    let own = logprobs["token_logprobs"].as_array().expect("a list");
+    assert_eq!(own.len(), 5);
+    assert!(own.iter().all(|p| p.as_f64().expect("a number") < 0.0));
+    let top = logprobs["top_logprobs"].as_array().expect("a list");
+    // Texts of several tokens may be equal where bytes are no characters.
+    assert!(
+        top.iter()
+            .all(|top| (1..=3).contains(&top.as_object().expect("an object").len()))
+    );
+    assert_eq!(logprobs["text_offset"][0], 0);
+}
+
+#[test]
+fn fields_that_make_no_sense_are_named() {
+    let server = Running::new();
+    for (field, value, said) in [
+        ("temperature", json!(-1), "temperature"),
+        ("top_p", json!(2), "top-p"),
+        ("n", json!(0), "n is 0"),
+        ("max_tokens", json!(0), "max_tokens"),
+        ("stop", json!([""]), "stop"),
+        ("prompt", json!([]), "no tokens"),
+        ("prompt", json!(""), "tokens"),
+        ("prompt", json!([100_000]), "100000"),
+        ("echo", json!(true), "echo"),
+        ("logprobs", json!(21), "21"),
+        ("presence_penalty", json!(1), "presence_penalty"),
+        ("response_format", json!({"type": "xml"}), "xml"),
+        ("prompt", json!(vec![5; 128]), "128"),
+    ] {
+        let mut body = json!({"prompt": "Alice", "max_tokens": 1});
+        body[field] = value;
+        let response = server.post("/v1/completions", &body);
+        assert_eq!(response.status, 400, "{field}: {}", response.body);
+        assert!(response.message().contains(said), "{field}: {}", response.message());
+    }
+    let response = server.post("/v1/completions", &json!({"prompt": "a", "model": "other"}));
+    assert_eq!(response.status, 404);
+    assert!(response.message().contains("'llama'"), "{}", response.message());
+}
+
+#[test]
+fn output_keeps_to_a_schema() {
+    let server = Running::new();
+    let schema = json!({"type": "object", "properties": {"a": {"type": "integer", "maximum": 99, "minimum": 0},
+        "b": {"enum": ["x", "yes"]}}, "required": ["a", "b"], "additionalProperties": false});
+    for seed in 0..4 {
+        let body = json!({"prompt": "Alice", "max_tokens": 100, "temperature": 1.0, "seed": seed,
+            "response_format": {"type": "json_schema", "json_schema": {"name": "t", "schema": schema}}});
+        let value = server.post("/v1/completions", &body).json();
+        let choice = &value["choices"][0];
+        assert_eq!(choice["finish_reason"], "stop", "{value}");
+        let found: Value = serde_json::from_str(choice["text"].as_str().expect("text")).expect("json");
+        assert!(found["a"].as_u64().is_some_and(|a| a < 100), "{found}");
+        assert!(["x", "yes"].contains(&found["b"].as_str().expect("text")), "{found}");
+    }
+    let body = json!({"prompt": "Alice", "max_tokens": 30, "temperature": 1.0, "grammar": "start: \"ab\" /[0-9]{3}/"});
+    let value = server.post("/v1/completions", &body).json();
+    let text = value["choices"][0]["text"].as_str().expect("text");
+    assert!(text.len() == 5 && text.starts_with("ab"), "{text:?}");
+    for (field, wrong) in [
+        ("grammar", json!("start: (")),
+        (
+            "response_format",
+            json!({"type": "json_schema", "json_schema": {"schema": {"type": "nothing"}}}),
+        ),
+    ] {
+        let mut body = json!({"prompt": "Alice"});
+        body[field] = wrong;
+        assert_eq!(server.post("/v1/completions", &body).status, 400);
+    }
+}
+
+#[test]
+fn requests_at_the_same_time_are_not_mixed_up() {
+    let mut options = options();
+    options.engine.draft_tokens = 2;
+    let server = Running::with(options);
+    let body = |seed: usize| {
+        json!({"prompt": format!("Alice and {seed}"), "max_tokens": 10 + seed % 20, "seed": seed,
+            "temperature": if seed.is_multiple_of(2) { 0.0 } else { 0.9 }})
+    };
+    let ask = |seed| server.post("/v1/completions", &body(seed)).json()["choices"].clone();
+    let alone: Vec<Value> = (0..24).map(ask).collect();
+    let together: Vec<Value> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..24).map(|seed| scope.spawn(move || ask(seed))).collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().expect("no panic"))
+            .collect()
+    });
+    assert_eq!(alone, together);
+}

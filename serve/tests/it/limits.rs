@@ -1,0 +1,170 @@
+//! Keys, queues, clients that leave, and how a server ends.
+
+use std::io::{Read, Write};
+use std::time::{Duration, Instant};
+
+use meganeura_serve::Server;
+use serde_json::json;
+
+use crate::client::{Running, options};
+
+#[test]
+fn paths_that_need_no_key() {
+    let server = Running::new();
+    let health = server.get("/health");
+    assert_eq!((health.status, &health.json()["status"]), (200, &json!("ok")));
+    let models = server.get("/v1/models").json();
+    assert_eq!(models["data"][0]["id"], "llama");
+    assert_eq!(models["data"][0]["max_model_len"], 128);
+    assert!(server.get("/").body.contains("<!doctype html>"));
+    server.post("/v1/completions", &json!({"prompt": "Alice", "max_tokens": 4}));
+    let metrics = server.get("/metrics");
+    for line in [
+        "meganeura_generated_tokens_total 4",
+        "meganeura_responses_total{path=\"/v1/completions\",status=\"200\"} 1",
+        "meganeura_first_token_seconds_count 1",
+        "meganeura_cache_blocks ",
+    ] {
+        assert!(metrics.body.contains(line), "{line} in {}", metrics.body);
+    }
+    assert_eq!(server.get("/v1/nothing").status, 404);
+    assert_eq!(server.get("/v1/completions").status, 405);
+    assert_eq!(server.post("/v1/embeddings", &json!({"input": "a"})).status, 501);
+}
+
+#[test]
+fn a_key_is_asked_for() {
+    let mut options = options();
+    options.api_key = Some("secret".into());
+    let server = Running::with(options);
+    for headers in [
+        "",
+        "Authorization: Bearer other!\r\n",
+        "Authorization: Bearer secret2\r\n",
+        "Authorization: secret\r\n",
+    ] {
+        let response = server.send("GET", "/v1/models", headers, b"");
+        assert_eq!(response.status, 401, "{headers}");
+        assert!(response.message().contains("API key"));
+    }
+    let response = server.send("GET", "/v1/models", "Authorization: Bearer secret\r\n", b"");
+    assert_eq!(response.status, 200);
+    assert_eq!(server.get("/health").status, 200);
+}
+
+#[test]
+fn other_machines_need_a_key_or_a_word() {
+    for (key, no_auth, said) in [(None, false, "--no-auth"), (Some(""), false, "empty")] {
+        let mut options = options();
+        options.address = [0, 0, 0, 0].into();
+        options.api_key = key.map(str::to_owned);
+        options.no_auth = no_auth;
+        let error = Server::bind(options).err().expect(said).to_string();
+        assert!(error.contains(said), "{error}");
+    }
+    let mut options = options();
+    options.address = [0, 0, 0, 0].into();
+    options.no_auth = true;
+    Server::bind(options).expect("a server");
+}
+
+#[test]
+fn a_port_that_is_in_use_is_an_error() {
+    let server = Running::new();
+    let mut options = options();
+    options.port = server.address.port();
+    let error = Server::bind(options).err().expect("it is in use").to_string();
+    assert!(error.contains("--port"), "{error}");
+}
+
+/// The head and body of a request for a long text.
+fn long(stream: bool) -> String {
+    let body = json!({"prompt": "Alice", "max_tokens": 120, "temperature": 1.0, "stream": stream}).to_string();
+    format!(
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    )
+}
+
+/// Waits until a line of the metrics says something.
+fn until(server: &Running, line: &str) {
+    let start = Instant::now();
+    while !server.get("/metrics").body.lines().any(|l| l == line) {
+        assert!(
+            start.elapsed() < Duration::from_secs(60),
+            "{line}: {}",
+            server.get("/metrics").body
+        );
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn clients_that_leave_are_not_waited_for() {
+    let server = Running::new();
+    for stream in [true, false] {
+        let mut clients: Vec<_> = (0..8).map(|_| server.connect()).collect();
+        for client in &mut clients {
+            client.write_all(long(stream).as_bytes()).expect("sent");
+        }
+        if stream {
+            // It has begun.
+            let mut some = [0; 16];
+            clients[0].read_exact(&mut some).expect("a beginning");
+        }
+        drop(clients);
+        until(&server, "meganeura_sequences_running 0");
+        until(&server, "meganeura_cache_blocks_used 0");
+    }
+    let response = server.post("/v1/completions", &json!({"prompt": "Alice", "max_tokens": 4}));
+    assert_eq!(response.status, 200);
+}
+
+#[test]
+fn what_finds_no_place_in_the_queue_is_told_to_come_again() {
+    let mut options = options();
+    options.engine.sequences = 1;
+    options.queue = 1;
+    let server = Running::with(options);
+    // More at once than one that is computed and one that waits.
+    let response = server.post("/v1/completions", &json!({"prompt": "a", "n": 3, "max_tokens": 2}));
+    assert_eq!(response.status, 429, "{}", response.body);
+    assert!(
+        response.head.to_ascii_lowercase().contains("retry-after: 1"),
+        "{}",
+        response.head
+    );
+    assert_eq!(response.json()["error"]["type"], "rate_limit_error");
+    let response = server.post("/v1/completions", &json!({"prompt": "a", "n": 2, "max_tokens": 2}));
+    assert_eq!(response.status, 200, "{}", response.body);
+}
+
+#[test]
+fn a_request_has_its_time() {
+    let mut options = options();
+    options.request_timeout = Duration::ZERO;
+    let server = Running::with(options);
+    let response = server.post("/v1/completions", &json!({"prompt": "a", "max_tokens": 100}));
+    assert_eq!(response.status, 504, "{}", response.body);
+    let response = server.post(
+        "/v1/completions",
+        &json!({"prompt": "a", "max_tokens": 100, "stream": true}),
+    );
+    assert!(response.body.contains("\"timeout\""), "{}", response.body);
+    until(&server, "meganeura_sequences_running 0");
+}
+
+#[test]
+fn a_server_completes_its_requests_before_it_ends() {
+    let server = Running::new();
+    let mut client = server.connect();
+    client.write_all(long(true).as_bytes()).expect("sent");
+    let mut all = vec![0; 16];
+    client.read_exact(&mut all).expect("a beginning");
+    let address = server.address;
+    server.end().expect("all are completed");
+    client.read_to_end(&mut all).expect("the rest");
+    let text = String::from_utf8_lossy(&all);
+    assert!(text.contains("[DONE]"), "{text}");
+    assert!(std::net::TcpStream::connect(address).is_err());
+}
