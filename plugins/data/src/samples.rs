@@ -16,6 +16,10 @@ const WANTED: usize = 8;
 const MAX_COMBINATIONS: usize = 24;
 /// Sizes that are thrown for a call.
 const TRIES: usize = 60;
+/// The largest size of a dimension: more than one workgroup, or one loop of it, goes through.
+const MANY: usize = 6000;
+/// Numbers that are large, but whose exponentials and their squares are numbers of `f32`, or of no use to anybody.
+const LARGE: f64 = 80.0;
 /// Elements of the largest operand.
 const MAX_OPERAND: usize = 1 << 16;
 /// Largest size that conditions give an idea of.
@@ -68,8 +72,9 @@ impl DataOp {
     fn call(&self, dice: &mut Dice, attrs: &Attrs, number: usize, for_kernel: bool) -> Result<Sample, String> {
         let mut reason = String::new();
         for attempt in 0..TRIES {
-            let most = [3, 70, 12][(number + attempt) % 3];
-            match self.sample(dice, attrs, most) {
+            let most = [3, 70, 12, MANY][(number + attempt) % 4];
+            let reach = [2.0, LARGE][number / 2 % 2];
+            match self.sample(dice, attrs, most, reach) {
                 Ok(sample) if for_kernel && !self.has_kernel(&sample) => {}
                 Ok(sample) => return Ok(sample),
                 Err(e) => reason = e,
@@ -78,11 +83,11 @@ impl DataOp {
         Err(reason)
     }
 
-    /// A call with these attributes and random sizes.
+    /// A call with these attributes, random sizes up to `most`, and numbers up to `reach`.
     ///
     /// # Errors
     /// Why there is no call with the sizes that came up.
-    fn sample(&self, dice: &mut Dice, attrs: &Attrs, most: usize) -> Result<Sample, String> {
+    fn sample(&self, dice: &mut Dice, attrs: &Attrs, most: usize, reach: f64) -> Result<Sample, String> {
         let sizes = self.sizes(dice, attrs, most);
         let mut inputs = Vec::new();
         for (tensor, values) in self.definition.inputs.iter().zip(&self.definition.values) {
@@ -92,8 +97,8 @@ impl DataOp {
                 Element::Exactly(dtype) => dtype,
             };
             let fill = match values {
-                Values::Any => Fill::Range(-2.0, 2.0),
-                Values::Positive => Fill::Range(0.2, 2.0),
+                Values::Any => Fill::Range(-reach, reach),
+                Values::Positive => Fill::Range(0.1 * reach, reach),
                 Values::Distinct => Fill::Distinct,
                 Values::Below(bound) => {
                     let bound = u32::try_from(sizes.size(bound)?).map_err(|_| "a bound is too large")?;
@@ -126,8 +131,12 @@ impl DataOp {
                 sizes.by_name.insert(name.to_string(), *v);
             }
         }
-        let rest = dice.below(3);
+        let is_large = most == MANY;
+        let rest = dice.below(3).max(usize::from(is_large));
         sizes.rest = dice.shape(rest, most.min(5));
+        if is_large && let Some(first) = sizes.rest.first_mut() {
+            *first = MANY - dice.below(MANY / 4);
+        }
         let around = |n: i64| [n.saturating_sub(1), n, n.saturating_add(1), n.saturating_mul(2)];
         let hints: Vec<i64> = self.definition.numbers().into_iter().flat_map(around).collect();
         let hints: Vec<i64> = hints.into_iter().filter(|n| (1..=MAX_HINT).contains(n)).collect();
@@ -135,6 +144,9 @@ impl DataOp {
             if !sizes.by_name.contains_key(name) {
                 let size = match !hints.is_empty() && dice.below(2) == 0 {
                     true => hints[dice.below(hints.len())],
+                    // Several sizes of this kind would be too many elements: one of some is.
+                    false if is_large && dice.below(2) == 0 => (MANY - dice.below(MANY / 4)) as i64,
+                    false if is_large => dice.dim(12) as i64,
                     false => dice.dim(most) as i64,
                 };
                 sizes.by_name.insert(name.to_owned(), size);

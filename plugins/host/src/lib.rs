@@ -225,6 +225,19 @@ pub fn open_data(path: &Path, allow_sha256: Option<&[String]>) -> Result<Report>
     Ok(report)
 }
 
+/// Loads one plugin of either kind: one without native code is registered, the backend of a shared object is not.
+///
+/// # Errors
+/// [`Error::Plugin`] with the name and the cause when it is refused.
+pub fn check_plugin(path: &Path, allow_sha256: Option<&[String]>) -> Result<Report> {
+    if data::is_data(path) {
+        return open_data(path, allow_sha256);
+    }
+    let mut report = Report::new(path);
+    open(path, allow_sha256, &mut report)?;
+    Ok(report)
+}
+
 fn open(path: &Path, allow: Option<&[String]>, report: &mut Report) -> Result<PluginBackend> {
     let outcome = try_open(path, allow, report);
     named(outcome, report)
@@ -285,6 +298,7 @@ fn try_open(path: &Path, allow: Option<&[String]>, report: &mut Report) -> std::
         );
     }
     let beside = beside::check(&opened, allow)?;
+    trial::run_native(path, &opened.sha256)?;
     let plugin = Plugin::load(opened, &beside, manifest)?;
     report.abi = Some(library::version_of(plugin.table()));
     Ok(PluginBackend {

@@ -1,7 +1,10 @@
-//! Tries a plugin without native code in a process of its own, before this one does.
+//! Tries a plugin in a process of its own, before this one does.
 //!
-//! What is checked of such a plugin is bounded, and this process checks what was let through again. But if a bound is wrong, or a parser takes
-//! more stack than there is, it is another process that ends.
+//! What is checked of a plugin without native code is bounded, and this process checks what was let through again. But if a
+//! bound is wrong, or a parser takes more stack than there is, it is another process that ends.
+//!
+//! The code of a shared object begins to run when it is loaded. One that ends its process, never comes back, or faults
+//! because its file was damaged, does so in that other process. It is no sandbox: both have the rights of the user.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -33,13 +36,15 @@ impl Default for TrialLimits {
 /// The program that tries plugins.
 static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
 
-/// Has plugins without native code tried by `program plugins check [--after EARLIER]... PATH`, from now on, before they are
-/// loaded. The command `meganeura` names itself here; other programs do so if they have it beside them, or a program of
+/// Has plugins tried by `program plugins check [--after EARLIER]... PATH`, from now on, before they are loaded. The command `meganeura` names itself here; other programs do so if they have it beside them, or a program of
 /// theirs that does the same: it needs the operators that they link for their plugins. Later calls change nothing.
 pub fn try_plugins_with(program: PathBuf) {
     // The first one stays.
     let _ = PROGRAM.set(program);
 }
+
+/// Seconds in which a shared object has to be loaded.
+const NATIVE_SECONDS: u64 = 60;
 
 /// Tries a plugin, after those that are loaded, if there is a program for it.
 pub(crate) fn run(plugin: &Path, earlier: &[PathBuf]) -> Result<(), Refusal> {
@@ -49,9 +54,39 @@ pub(crate) fn run(plugin: &Path, earlier: &[PathBuf]) -> Result<(), Refusal> {
     }
 }
 
+/// Tries to load a shared object of that sum, if there is a program for it.
+pub(crate) fn run_native(plugin: &Path, sha256: &str) -> Result<(), Refusal> {
+    match PROGRAM.get() {
+        Some(program) => run_native_with(program, plugin, sha256, NATIVE_SECONDS),
+        None => Ok(()),
+    }
+}
+
+/// Tries to load a shared object in a process that names its sum in the end: one that the plugin ended did not come so far.
+/// Drivers take address space without bounds, so that only time is limited.
+pub(crate) fn run_native_with(program: &Path, plugin: &Path, sha256: &str, seconds: u64) -> Result<(), Refusal> {
+    let limits = TrialLimits {
+        seconds,
+        bytes: u64::MAX,
+    };
+    let said = outcome(program, plugin, &[], limits)?;
+    match said.contains(sha256) {
+        true => Ok(()),
+        false => refuse(
+            "it ended the process that tried it, as if all were well, while it was loaded",
+            "do not use it: it would end this program in the same way",
+        ),
+    }
+}
+
 /// Tries a plugin in a process that loads the `earlier` ones first, on which it may build. It is let through if that process
 /// does so; whatever else comes of it is a refusal.
 pub(crate) fn run_with(program: &Path, plugin: &Path, earlier: &[PathBuf], limits: TrialLimits) -> Result<(), Refusal> {
+    outcome(program, plugin, earlier, limits).map(drop)
+}
+
+/// What a process that let a plugin through has said.
+fn outcome(program: &Path, plugin: &Path, earlier: &[PathBuf], limits: TrialLimits) -> Result<String, Refusal> {
     const REMEDY: &str = "do not use it; if it does nothing wrong, please report this";
     let mut command = Command::new(program);
     command.args(["plugins", "check"]);
@@ -61,7 +96,7 @@ pub(crate) fn run_with(program: &Path, plugin: &Path, earlier: &[PathBuf], limit
     command.arg(plugin);
     command
         .stdin(Stdio::null())
-        .stdout(Stdio::null())
+        .stdout(Stdio::piped())
         .stderr(Stdio::piped());
     // Settings of this program are not for that one: it would load other plugins, or write traces over this one's.
     for (name, _) in std::env::vars_os() {
@@ -79,13 +114,16 @@ pub(crate) fn run_with(program: &Path, plugin: &Path, earlier: &[PathBuf], limit
         Ok(child) => child,
         Err(e) => return refuse(format!("the process that tries it could not be started: {e}"), REMEDY),
     };
-    let said = child.stderr.take().map(listen);
+    let (answer, said) = (child.stdout.take().map(listen), child.stderr.take().map(listen));
+    // It ended, and so did what it said, unless a process that it started goes on.
+    let heard = |said: Option<Receiver<String>>| {
+        let said = said.and_then(|said| said.recv_timeout(Duration::from_secs(1)).ok());
+        said.unwrap_or_default()
+    };
     match wait(child, Duration::from_secs(limits.seconds)) {
-        Ok(Some(status)) if status.success() => Ok(()),
+        Ok(Some(status)) if status.success() => Ok(heard(answer)),
         Ok(Some(status)) if status.code() == Some(1) => {
-            // It ended, and so did what it said, unless a process that it started goes on.
-            let said = said.and_then(|said| said.recv_timeout(Duration::from_secs(1)).ok());
-            let why = reason(&said.unwrap_or_default(), plugin);
+            let why = reason(&heard(said), plugin);
             // Its author's to correct: it says so itself.
             let remedy = format!(
                 "correct the plugin; `meganeura plugins check {}` says the same",
@@ -165,10 +203,17 @@ fn limit(command: &mut Command, limits: TrialLimits) {
             (libc::RLIMIT_CORE, 0),
         ];
         for (what, most) in all {
-            let bound = libc::rlimit {
-                rlim_cur: most as libc::rlim_t,
-                rlim_max: most as libc::rlim_t,
+            let mut bound = libc::rlimit {
+                rlim_cur: libc::RLIM_INFINITY,
+                rlim_max: libc::RLIM_INFINITY,
             };
+            // SAFETY: it writes the structure, which is there, and nothing else.
+            if unsafe { libc::getrlimit(what, &raw mut bound) } != 0 {
+                return Err(std::io::Error::last_os_error());
+            }
+            // Limits of this process may be lower, and nobody may raise them.
+            bound.rlim_cur = bound.rlim_cur.min(most as libc::rlim_t);
+            bound.rlim_max = bound.rlim_max.min(most as libc::rlim_t);
             // SAFETY: it reads the structure, which is there, and nothing else.
             if unsafe { libc::setrlimit(what, &raw const bound) } != 0 {
                 return Err(std::io::Error::last_os_error());
@@ -176,7 +221,7 @@ fn limit(command: &mut Command, limits: TrialLimits) {
         }
         Ok(())
     };
-    // SAFETY: between fork and exec it only makes the system call above, and allocates nothing.
+    // SAFETY: between fork and exec it only makes the system calls above, and allocates nothing.
     unsafe { command.pre_exec(set) };
 }
 
@@ -186,6 +231,35 @@ fn limit(_: &mut Command, _: TrialLimits) {}
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(unix)]
+    #[test]
+    fn shared_objects_have_to_come_to_their_end() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().expect("a folder");
+        let tried = |script: &str| {
+            let program = folder.path().join("program");
+            std::fs::write(&program, format!("#!/bin/sh\n{script}\n")).expect("written");
+            std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).expect("its own");
+            loop {
+                let outcome = run_native_with(&program, Path::new("/some/lib.so"), "abcd", 1);
+                // A process that another test starts meanwhile may have the script open for a moment.
+                if !matches!(&outcome, Err(e) if e.message.contains("Text file busy")) {
+                    return outcome.map_err(|refusal| refusal.message);
+                }
+            }
+        };
+        assert_eq!(tried("echo '  sha256       abcd'"), Ok(()));
+        for (script, words) in [
+            ("exit 0", "as if all were well"),
+            ("echo early; exit 0", "as if all were well"),
+            ("kill -SEGV $$", "signal: 11"),
+            ("exec sleep 600", "had not ended after 1 s"),
+        ] {
+            let error = tried(script).expect_err(script);
+            assert!(error.contains(words), "{script}: {error}");
+        }
+    }
 
     #[test]
     fn the_reason_is_found_in_what_was_said() {

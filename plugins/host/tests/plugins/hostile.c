@@ -48,6 +48,18 @@ __attribute__((constructor)) static void initialise(void) {
 }
 #endif
 
+#if CASE == 40
+__attribute__((constructor)) static void ends_the_process(void) { exit(0); }
+#elif CASE == 41
+__attribute__((constructor)) static void never_comes_back(void) {
+    volatile int on = 1;
+    while (on)
+        ;
+}
+#elif CASE == 42
+__attribute__((constructor)) static void faults(void) { abort(); }
+#endif
+
 #if CASE == 27
 void nowhere(void);
 #endif
