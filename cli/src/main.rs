@@ -2,14 +2,19 @@
 
 mod commands;
 mod output;
+mod signals;
 
 use std::error::Error;
+use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
+use meganeura::DebugOptions;
 use meganeura::profiler::{self, TraceFile};
 
+#[cfg(feature = "serve")]
+use commands::serve;
 use commands::tune;
 use commands::{
     bench, chat, completions, conformance, devices, diff, doctor, explain, generate, onnx, ops, plugins, predict, train,
@@ -55,6 +60,9 @@ enum Command {
     Generate(Box<generate::Args>),
     /// Talk to a language model that was made for it.
     Chat(Box<chat::Args>),
+    /// Serve a language model over HTTP, with the paths of OpenAI's API.
+    #[cfg(feature = "serve")]
+    Serve(Box<serve::Args>),
     /// List the devices and the strings that select them.
     Devices(devices::Args),
     /// List drivers and devices, test and measure each device, and show which one would be used.
@@ -91,13 +99,18 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    start_logging(cli.verbose);
+    if let Err(error) = start_logging(cli.verbose) {
+        output::report(&*error);
+        return ExitCode::FAILURE;
+    }
     meganeura::select::name_api_selectors("--device");
     // This program tries plugins in a child process; `plugins check` is that process.
     if let (false, Ok(program)) = (cli.command.checks_a_plugin(), std::env::current_exe()) {
         meganeura::plugins::try_plugins_with(program);
     }
-    let traced = profiler::from_environment().and_then(|trace| {
+    // Also where the command makes no session, so that a mistake is no silence.
+    let debugging = DebugOptions::from_environment().and_then(|options| options.make_folder());
+    let traced = debugging.and_then(|()| profiler::from_environment()).and_then(|trace| {
         let code = run(&cli.command);
         trace.map_or(Ok(()), TraceFile::finish)?;
         Ok(code)
@@ -139,6 +152,8 @@ fn run(command: &Command) -> ExitCode {
         Command::Export(args) => onnx::export(args),
         Command::Generate(args) => generate::run(args),
         Command::Chat(args) => chat::run(args),
+        #[cfg(feature = "serve")]
+        Command::Serve(args) => serve::run(args),
         Command::Devices(args) => devices::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Plugins(args) => plugins::run(args),
@@ -161,7 +176,7 @@ fn run(command: &Command) -> ExitCode {
     }
 }
 
-fn start_logging(verbose: u8) {
+fn start_logging(verbose: u8) -> Result<(), Box<dyn Error>> {
     let default = match verbose {
         // A missing driver is no error of the program: `devices` and `doctor` say why a backend has no devices.
         0 => "warn,blade_graphics=off",
@@ -169,9 +184,63 @@ fn start_logging(verbose: u8) {
         1 => "info,blade_graphics=warn,egglog=warn",
         _ => "debug",
     };
-    let environment = env_logger::Env::new().filter_or("MEGANEURA_LOG", default);
+    if let Some(filter) = std::env::var_os(LOG_VARIABLE) {
+        check_filter(&filter.to_string_lossy())?;
+    }
+    let environment = env_logger::Env::new().filter_or(LOG_VARIABLE, default);
     env_logger::Builder::from_env(environment)
-        .format_target(false)
-        .format_timestamp(None)
+        .format(|out, record| {
+            let (level, style) = (record.level(), out.default_level_style(record.level()));
+            // Messages have names from files.
+            let text = record.args().to_string();
+            writeln!(out, "[{style}{level:<5}{style:#}] {}", output::printable(&text))
+        })
         .init();
+    Ok(())
+}
+
+const LOG_VARIABLE: &str = "MEGANEURA_LOG";
+
+/// Refuses filters that would let nothing through because they are none.
+fn check_filter(filter: &str) -> Result<(), String> {
+    let levels = ["off", "error", "warn", "info", "debug", "trace"];
+    let is_level = |word: &str| levels.contains(&word.to_lowercase().as_str());
+    let is_module = |word: &str| !word.is_empty() && word.chars().all(|c| c.is_alphanumeric() || "_:-".contains(c));
+    // What follows a slash is a pattern of messages.
+    let words = filter.split('/').next().unwrap_or_default().split(',').map(str::trim);
+    for word in words.filter(|word| !word.is_empty()) {
+        let good = match word.split_once('=') {
+            None => is_level(word) || is_module(word),
+            Some((module, level)) => is_module(module) && is_level(level),
+        };
+        if !good {
+            return Err(format!(
+                "{LOG_VARIABLE}: '{word}' is no filter; give a level ({}), or MODULE=LEVEL, with commas between",
+                levels.join(", ")
+            ));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::check_filter;
+
+    #[test]
+    fn filters_are_levels_of_modules() {
+        for good in [
+            "",
+            "debug",
+            "WARN,blade_graphics=off",
+            "meganeura_core=trace,info",
+            "meganeura_core::plan",
+            "info/a+",
+        ] {
+            assert_eq!(check_filter(good), Ok(()), "{good}");
+        }
+        for bad in ["!!!", "warn,meganeura=loud", "=debug", "a b"] {
+            assert!(check_filter(bad).is_err_and(|e| e.contains("is no filter")), "{bad}");
+        }
+    }
 }

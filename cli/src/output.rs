@@ -1,20 +1,44 @@
 //! What commands print. A closed pipe (`| head`) is an error like others, so that commands save what they have and end;
 //! the program ends quietly with it.
 
+use std::borrow::Cow;
 use std::error::Error;
 use std::fmt::Display;
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use console::Term;
+
+/// Whether nothing is printed but errors.
+static SILENT: AtomicBool = AtomicBool::new(false);
+
+/// From now on prints errors alone: another process of the same run prints the rest.
+pub(crate) fn silence() {
+    SILENT.store(true, Ordering::Relaxed);
+}
 
 /// Prints to standard output and ends the line.
 pub(crate) fn line(text: impl Display) -> io::Result<()> {
     self::text(format_args!("{text}\n"))
 }
 
-/// Prints to standard output as it is.
+/// Prints to standard output; on a terminal without what would steer it, for texts have names from files, or are what a
+/// model wrote.
 pub(crate) fn text(text: impl Display) -> io::Result<()> {
-    write!(io::stdout(), "{text}")
+    match SILENT.load(Ordering::Relaxed) {
+        true => Ok(()),
+        false if io::stdout().is_terminal() => write!(io::stdout(), "{}", printable(&text.to_string())),
+        false => write!(io::stdout(), "{text}"),
+    }
+}
+
+/// A text whose control characters, but ends of lines and tabs, are shown as such and steer no terminal.
+pub(crate) fn printable(text: &str) -> Cow<'_, str> {
+    let steers = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
+    match text.contains(steers) {
+        false => Cow::Borrowed(text),
+        true => text.chars().map(|c| if steers(c) { '\u{fffd}' } else { c }).collect(),
+    }
 }
 
 /// Characters of a line of standard output, or of standard error: COLUMNS, otherwise those of the terminal; none where a
@@ -92,23 +116,36 @@ pub(crate) fn is_closed_pipe(error: &(dyn Error + 'static)) -> bool {
 
 /// Prints to standard error what is about the run and not its result.
 pub(crate) fn notice(text: impl Display) -> io::Result<()> {
-    writeln!(io::stderr(), "{text}")
+    match SILENT.load(Ordering::Relaxed) {
+        true => Ok(()),
+        false => writeln!(io::stderr(), "{}", printable(&text.to_string())),
+    }
 }
 
 /// Prints an error and its causes to standard error.
 pub(crate) fn report(error: &dyn Error) {
-    // Nobody is left to tell if this fails.
-    let _ = writeln!(io::stderr(), "error: {error}");
+    let mut text = format!("error: {error}\n");
     let mut cause = error.source();
     while let Some(inner) = cause {
-        let _ = writeln!(io::stderr(), "  caused by: {inner}");
+        text += &format!("  caused by: {inner}\n");
         cause = inner.source();
     }
+    // At once, as other ranks of a distributed run may print theirs. Nobody is left to tell if this fails.
+    let _ = io::stderr().write_all(printable(&text).as_bytes());
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{aligned, shortened, wrapped};
+    use super::{aligned, printable, shortened, wrapped};
+
+    #[test]
+    fn control_characters_do_not_reach_terminals() {
+        assert_eq!(printable("a\tb\nc µ"), "a\tb\nc µ");
+        assert_eq!(
+            printable("\u{1b}]0;owned\u{7}\r\u{9b}2J"),
+            "\u{fffd}]0;owned\u{fffd}\u{fffd}\u{fffd}2J"
+        );
+    }
 
     #[test]
     fn lines_are_broken_at_spaces() {

@@ -38,6 +38,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     expected: Option<PathBuf>,
 
+    /// Cases to run at the same time. More than one pays where kernels take longer to compile than to run, as through CUDA.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
+    jobs: u16,
+
     /// Write an HTML page with all results.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
@@ -59,6 +63,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
         filter: args.filter.clone(),
         seeds: 0..args.seeds,
         precision: args.precision.into(),
+        jobs: usize::from(args.jobs),
         ..Options::default()
     };
     let progress = ProgressBar::new_spinner();

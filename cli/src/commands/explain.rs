@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 
 use super::onnx::{self, DimOptions};
 use super::planned::Planned;
+use super::scaling::ScalingOptions;
 use super::{Outcome, kernels, page};
 use crate::output::{line, lines};
 
@@ -75,6 +76,9 @@ pub(crate) struct Args {
     /// of parameters, gradients and activations.
     #[arg(long, value_name = "N", requires = "html", conflicts_with = "simulated_gpu")]
     profile: Option<usize>,
+
+    #[command(flatten)]
+    scaling: ScalingOptions,
 
     #[command(flatten)]
     dims: DimOptions,
@@ -139,13 +143,21 @@ pub(crate) fn run(args: &Args) -> Outcome {
         line(&report.egglog_program)?;
         return Ok(ExitCode::SUCCESS);
     }
+    let scaling = args.scaling.estimate(&planned.plan, report.clustered_cost_ps)?;
     if args.json {
-        line(object(name, mode, rows, &device, &report, &planned))?;
+        let mut object = object(name, mode, rows, &device, &report, &planned);
+        if let Some(scaling) = &scaling {
+            object["scaling"] = scaling.object();
+        }
+        line(object)?;
     } else {
         line(format_args!("{name}, {what}, {rows} rows, for {device}\n"))?;
         lines(report.to_string().trim_end(), 4)?;
         planned.show()?;
         places(&report)?;
+        if let Some(scaling) = &scaling {
+            scaling.show()?;
+        }
         if let Some(file) = &args.html {
             line(format_args!("\nThe page is in {}", file.display()))?;
         }

@@ -10,6 +10,7 @@ use serde_json::json;
 use super::Outcome;
 use super::language::{ModelArgs, show, summary};
 use crate::output::{line, notice};
+use crate::signals;
 
 /// Options of `generate`.
 #[derive(Debug, clap::Args)]
@@ -35,6 +36,11 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Outcome {
+    if args.json {
+        // What there is by then is printed as if it were all.
+        signals::watch("generation");
+        signals::watch_termination();
+    }
     let folder = args.model.folder()?;
     let config = ModelConfig::open(&folder)?;
     // Tokens that are given need no tokenizer, though their text is shown if there is one.
@@ -80,12 +86,24 @@ fn generate(args: &Args, generator: &mut Generator, tokenizer: Option<&Tokenizer
     if let (Some(prompt), false) = (&args.prompt, args.json) {
         show(prompt)?;
     }
+    let mut failed = None;
     for token in generation.by_ref() {
-        let token = token?;
+        let token = match token {
+            Ok(token) => token,
+            // With --json, what was generated is printed first.
+            Err(error) if args.json => {
+                failed = Some(error);
+                break;
+            }
+            Err(error) => return Err(error.into()),
+        };
         shown(match &mut stream {
             Some(stream) => stream.push(token)?,
             None => format!("{token} "),
         })?;
+        if signals::happened() {
+            break;
+        }
     }
     if let Some(stream) = stream {
         shown(stream.finish()?)?;
@@ -99,10 +117,16 @@ fn generate(args: &Args, generator: &mut Generator, tokenizer: Option<&Tokenizer
             "prefill_tokens_per_second": speed.prefill_tokens_per_second(),
             "decode_tokens_per_second": speed.decode_tokens_per_second(),
             "device": device,
+            "interrupted": signals::happened(),
+            "error": failed.as_ref().map(ToString::to_string),
         }))?;
     } else {
         line("")?;
         notice(format_args!("{}, on {device}", summary(&speed)))?;
     }
-    Ok(ExitCode::SUCCESS)
+    match failed {
+        Some(error) => Err(error.into()),
+        None if signals::happened() => Ok(ExitCode::from(signals::exit_code())),
+        None => Ok(ExitCode::SUCCESS),
+    }
 }

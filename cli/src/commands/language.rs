@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use meganeura::files::place_of;
 use meganeura::llm::{Generator, GeneratorOptions, Sampling, Speed, WeightStorage, hub};
 use meganeura::{Error, Result};
 
@@ -73,6 +74,11 @@ pub(super) struct ModelArgs {
 /// The folder or file of a model, which is downloaded if it is a name on the Hub and the program can do that. For one
 /// that is not there, the error says where to get it.
 pub(super) fn locate(model: &Path) -> Result<PathBuf> {
+    // A save that was killed between two renames has left it under another name.
+    let place = place_of(model);
+    if place != model {
+        return Ok(place);
+    }
     let name = model.to_string_lossy();
     let is_name = name.split('/').count() == 2 && !name.starts_with(['.', '/', '~']);
     if model.exists() || (is_name && cfg!(feature = "hub")) {
@@ -156,7 +162,7 @@ impl ModelArgs {
 }
 
 /// Where the plans of a model are kept: a folder of its name in the user's cache folder, if there is one.
-fn plans_of(model: &Path) -> Option<PathBuf> {
+pub(super) fn plans_of(model: &Path) -> Option<PathBuf> {
     let name = model.canonicalize().ok()?.file_name()?.to_owned();
     let plans = meganeura::files::cache_folder()?.join("plans").join(name);
     std::fs::create_dir_all(&plans).ok()?;

@@ -19,6 +19,10 @@ mod planned;
 pub(crate) mod plugins;
 mod precision;
 pub(crate) mod predict;
+mod ranks;
+mod scaling;
+#[cfg(feature = "serve")]
+pub(crate) mod serve;
 pub(crate) mod train;
 pub(crate) mod tune;
 mod workload;

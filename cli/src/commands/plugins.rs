@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use meganeura::config::Config;
-use meganeura::plugins::{Brings, Report, loaded, open_data};
+use meganeura::plugins::{Brings, Report, check_plugin, loaded, open_data};
 use meganeura::registry;
 use meganeura::rewrite::verify::{Outcome as Found, RuleVerdict, VerifyOptions, verify_rule};
 use serde_json::json;
@@ -36,11 +36,11 @@ enum Command {
     /// whose sides differ, or for which no matching graph is found, is printed with the failing case, and the exit code is 1.
     Verify(VerifyArgs),
 
-    /// Check a plugin without native code, as loading it does.
+    /// Check a plugin, as loading it does.
     ///
-    /// It is loaded in this process. The exit code is 1 if it is refused.
+    /// It is loaded in this process, so that the code of a shared object runs. The exit code is 1 if it is refused.
     Check {
-        /// Folder, or file `*.toml`.
+        /// Folder or file `*.toml` of a plugin without native code, or a shared object.
         #[arg(value_name = "PATH")]
         path: PathBuf,
 
@@ -181,7 +181,7 @@ fn run_check(path: &Path, after: &[PathBuf], json: bool) -> Outcome {
     for earlier in after {
         open_data(&std::path::absolute(earlier)?, None)?;
     }
-    let report = open_data(&std::path::absolute(path)?, None)?;
+    let report = check_plugin(&std::path::absolute(path)?, None)?;
     match json {
         true => line(plugin_json(&report))?,
         false => print_plugin(&report)?,

@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 use super::Outcome;
 use super::evaluation::evaluation_page;
 use super::precision::Choice;
+use super::ranks::{RankOptions, Ranks};
 use super::train::targets;
 use crate::output::{line, notice};
 
@@ -33,7 +34,8 @@ Examples:
   meganeura evaluate --model flowers --csv labelled.csv
   meganeura evaluate --model photos-model --images more-photos
   meganeura evaluate --model digits --npz test.npz --json
-  meganeura evaluate --model digits --npz test.npz --html digits.html";
+  meganeura evaluate --model digits --npz test.npz --html digits.html
+  mpirun -n 4 meganeura evaluate --model digits --npz test.npz --distributed mpi";
 
 /// The model and its examples.
 #[derive(Debug, clap::Args)]
@@ -127,6 +129,9 @@ pub(crate) struct EvaluateArgs {
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 
+    #[command(flatten)]
+    ranks: RankOptions,
+
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -183,6 +188,11 @@ pub(crate) fn predict(args: &PredictArgs) -> Outcome {
 }
 
 pub(crate) fn evaluate(args: &EvaluateArgs) -> Outcome {
+    let ranks = Ranks::join(&args.ranks)?;
+    ranks.end(evaluate_as_rank(args, &ranks))
+}
+
+fn evaluate_as_rank(args: &EvaluateArgs, ranks: &Ranks) -> Outcome {
     let (mut predictor, examples) = open(&args.shared, Some(&args.y))?;
     let Some(labelled) = &examples.labelled else {
         let file = printable(examples.features.name());
@@ -200,7 +210,13 @@ pub(crate) fn evaluate(args: &EvaluateArgs) -> Outcome {
     if args.html.is_some() && !matches!(predictor.task(), Task::Classification { .. }) {
         return Err("--html shows classes, but the model predicts numbers; --json has its errors".into());
     }
-    let report = predictor.evaluate(labelled)?;
+    let report = match ranks.others() {
+        None => predictor.evaluate(labelled)?,
+        Some(others) => predictor.evaluate_on_ranks(labelled, others)?,
+    };
+    if !ranks.is_first() {
+        return Ok(ExitCode::SUCCESS);
+    }
     if let (Some(path), PredictionReport::Classification { loss, report }) = (&args.html, &report) {
         let title = format!("{} on {}", args.shared.model.display(), examples.features.name());
         let page = evaluation_page(&title, *loss, report);

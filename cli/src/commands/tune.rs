@@ -78,7 +78,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     let device: Arc<dyn Device> = selected.open(&config)?;
     let Some(tunable) = device.tunable() else {
         return Err(format!(
-            "there is nothing to tune on {}: its kernels have one schedule each; `meganeura devices` lists other devices, of \
+            "there is nothing to tune on {}: its backend measures no schedules; `meganeura devices` lists other devices, of \
              which GPUs have several, such as `--device blade`",
             selected.selector
         )

@@ -3,6 +3,8 @@
 use std::fs;
 use std::process::Command;
 
+use super::{meganeura, run};
+
 #[test]
 fn the_environment_sets_them_for_every_session() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -20,4 +22,19 @@ fn the_environment_sets_them_for_every_session() {
     assert!(!output.status.success());
     let err = String::from_utf8_lossy(&output.stderr);
     assert!(err.contains("MEGANEURA_DEBUG") && err.contains("no-aliasing"), "{err}");
+}
+
+#[test]
+fn folders_and_filters_that_cannot_be_used_are_errors_of_every_command() {
+    for (name, value, said) in [
+        ("MEGANEURA_DEBUG", "dump=/dev/null/kernels", "/dev/null/kernels"),
+        ("MEGANEURA_DEBUG", "seriel", "'seriel'"),
+        ("MEGANEURA_LOG", "!!!", "'!!!' is no filter"),
+    ] {
+        let (output, _, err) = run(meganeura(&["ops", "core.relu"]).env(name, value));
+        assert!(
+            output.status.code() == Some(1) && err.contains(said),
+            "{name}={value}: {err}"
+        );
+    }
 }

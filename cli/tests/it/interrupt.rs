@@ -17,7 +17,11 @@ fn is_ignored() -> bool {
 }
 
 fn interrupt(child: &Child) {
-    let status = Command::new("kill").args(["-INT", &child.id().to_string()]).status();
+    signal(child, "-INT");
+}
+
+fn signal(child: &Child, name: &str) {
+    let status = Command::new("kill").args([name, &child.id().to_string()]).status();
     assert!(status.expect("kill runs").success());
 }
 
@@ -94,6 +98,76 @@ fn training_is_saved_and_goes_on() {
     let args = "evaluate --model m --npz none.npz";
     let (_, _, err) = run(meganeura(&args.split(' ').collect::<Vec<_>>()).current_dir(path));
     assert!(err.contains("none.npz"), "the model is there: {err}");
+}
+
+#[test]
+fn sigterm_saves_as_well() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let train = "train digits --epochs 100000 --lr 0.001 --checkpoint run --every 100000000 --device cpu";
+    let (child, mut out) = start(folder.path(), train, "epoch      1/");
+    signal(&child, "-TERM");
+    let (mut rest, (code, err)) = (String::new(), end(child));
+    out.read_to_string(&mut rest).expect("text");
+    assert_eq!(code, Some(143), "{err}");
+    let command = format!("  meganeura {train} --resume\n");
+    assert!(rest.contains("test accuracy") && err.contains(&command), "{rest}{err}");
+    let step = err
+        .split("interrupted after step ")
+        .nth(1)
+        .and_then(|t| t.split(';').next());
+    let step = step.expect("a step");
+    let (child, _out) = start(
+        folder.path(),
+        &format!("{train} --resume"),
+        &format!("resumed after step {step}"),
+    );
+    signal(&child, "-TERM");
+    assert_eq!(end(child).0, Some(143));
+}
+
+#[test]
+fn generation_that_is_interrupted_prints_what_there_is() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/transformers/llama");
+    let mut command = meganeura(&[
+        "generate",
+        "--device",
+        "cpu",
+        "--json",
+        "--verbose",
+        "--prompt-ids",
+        "1,2,3",
+    ]);
+    let mut child = command
+        .args(["--max-tokens", "20", "--model"])
+        .arg(model)
+        .env("XDG_CACHE_HOME", folder.path())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("starts");
+    // The first line of the log comes while the device is opened; a token takes longer.
+    let mut log = BufReader::new(child.stderr.take().expect("a pipe"));
+    let mut err = String::new();
+    log.read_line(&mut err).expect("a line");
+    signal(&child, "-TERM");
+    let mut out = String::new();
+    child
+        .stdout
+        .take()
+        .expect("a pipe")
+        .read_to_string(&mut out)
+        .expect("text");
+    log.read_to_string(&mut err).expect("text");
+    let code = child.wait().expect("a child").code();
+    let last: serde_json::Value = serde_json::from_str(out.lines().last().unwrap_or_default()).expect(&err);
+    assert_eq!((code, &last["interrupted"]), (Some(143), &true.into()), "{out}{err}");
+    assert!(
+        last["token_ids"]
+            .as_array()
+            .is_some_and(|ids| (1..20).contains(&ids.len())),
+        "{last}"
+    );
 }
 
 #[test]

@@ -15,6 +15,8 @@ mod help;
 mod interrupt;
 mod kept;
 mod kernels;
+#[cfg(target_os = "linux")]
+mod limits;
 mod log_dir;
 mod onnx;
 mod options;
@@ -26,6 +28,8 @@ mod report;
 #[path = "../../../tests/common/retired.rs"]
 mod retired;
 mod saved;
+#[cfg(all(unix, feature = "serve"))]
+mod serve;
 mod text;
 mod trace;
 #[path = "../../../tests/common/tracks.rs"]

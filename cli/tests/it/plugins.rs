@@ -81,6 +81,58 @@ fn a_plugin_is_listed_selected_and_compared() {
     assert!(found["divergence"]["kernel"].is_string(), "{found}");
 }
 
+/// A plugin in C that does something wrong.
+fn hostile(folder: &Path, case: u32) -> PathBuf {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let file = folder.join(format!("libhostile{case}.so"));
+    let options = [format!("-DCASE={case}"), "-DNAME=hostile".into()];
+    let source = root.join("plugins/host/tests/plugins/hostile.c");
+    compile(&source, &root.join("plugins/abi/include"), &options, &file);
+    file
+}
+
+#[test]
+fn plugins_that_end_their_process_are_refused_and_the_program_goes_on() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for (case, words) in [(40, "as if all were well"), (42, "signal: 6")] {
+        let file = hostile(folder.path(), case);
+        let mut command = meganeura(&["train", "digits", "--epochs", "1", "--device", "cpu", "--json"]);
+        let (output, out, err) = run(command.env("MEGANEURA_PLUGINS", &file).current_dir(folder.path()));
+        assert!(output.status.success(), "case {case}: {err}");
+        assert!(
+            json_lines(&out)
+                .pop()
+                .is_some_and(|last| last["test_accuracy"].is_f64()),
+            "case {case}: {out}"
+        );
+        let mut command = meganeura(&["plugins", "--json"]);
+        let (output, out, _) = run(command.env("MEGANEURA_PLUGINS", &file).current_dir(folder.path()));
+        let lines = json_lines(&out);
+        let plugin = lines.iter().find(|l| l["kind"] == "plugin").expect("it is listed");
+        assert!(
+            !output.status.success() && plugin["refused"].to_string().contains(words),
+            "{plugin}"
+        );
+        assert_eq!(plugin["name"], "hostile");
+    }
+}
+
+#[test]
+fn plugins_without_native_code_are_tried_within_the_limits_of_the_shell() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let plugin = folder.path().join("odd.toml");
+    std::fs::write(&plugin, "name = \"odd\"\n").expect("written");
+    set_mode(&plugin, 0o644);
+    let mut shell = std::process::Command::new("sh");
+    shell.args(["-c", "ulimit -t 100; ulimit -v 8000000; exec \"$0\" plugins --json"]);
+    shell
+        .arg(env!("CARGO_BIN_EXE_meganeura"))
+        .env("MEGANEURA_PLUGINS", &plugin);
+    let (_, out, err) = run(&mut shell);
+    assert!(!out.contains("could not be started"), "{out}{err}");
+    assert!(json_lines(&out).iter().any(|l| l["kind"] == "plugin"), "{out}{err}");
+}
+
 #[test]
 fn what_is_refused_is_named_where_it_is_missed() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -64,6 +64,69 @@ fn a_gguf_file_is_fine_tuned_to_a_checkpoint() {
     assert!(!success && err.contains("is not of the type llama"), "{err}");
 }
 
+/// All files of a folder, by name.
+fn contents(folder: &Path) -> std::collections::BTreeMap<String, Vec<u8>> {
+    let entries = std::fs::read_dir(folder).expect("a folder").flatten();
+    let file = |e: std::fs::DirEntry| {
+        (
+            e.file_name().to_string_lossy().into_owned(),
+            std::fs::read(e.path()).expect("a file"),
+        )
+    };
+    entries.map(file).collect()
+}
+
+#[test]
+fn a_run_that_fails_leaves_the_model_of_before_and_foreign_folders_are_refused() {
+    let home = tempfile::tempdir().expect("a folder");
+    let models = home.path().join("models");
+    let out = models.join("alice");
+    let whole = std::fs::read_to_string(root("data/alice/alice.txt")).expect("the text");
+    let text = home.path().join("text.txt");
+    std::fs::write(&text, &whole[..3000]).expect("written");
+    let run = |vocab: &str, steps: &str, more: &[&str]| {
+        let usual = [
+            "--vocab", vocab, "--seq", "16", "--batch", "4", "--steps", steps, "--out",
+        ];
+        train(
+            &text,
+            "tiny",
+            &[&usual[..], &[out.to_str().expect("text")], more].concat(),
+        )
+    };
+    let (success, _, err) = run("300", "1", &[]);
+    assert!(success, "{err}");
+    let before = contents(&out);
+    assert_eq!(
+        before.keys().collect::<Vec<_>>(),
+        ["config.json", "model.safetensors", "tokenizer.json"]
+    );
+    // It has another vocabulary, and does not come to its end.
+    let (success, _, err) = run("270", "40", &["--lr", "1e30", "--clip-norm", "1e30"]);
+    assert!(!success && err.contains("the loss is NaN"), "{err}");
+    assert!(contents(&out) == before, "the model is of two runs");
+    let (success, _, err) = run("270", "1", &[]);
+    assert!(success, "{err}");
+    let after = contents(&out);
+    assert!(
+        before.keys().all(|name| before[name] != after[name]),
+        "it was not replaced"
+    );
+    let inside = std::fs::read_dir(&models).expect("a folder").count();
+    assert_eq!(inside, 1, "something is left beside it");
+
+    std::fs::write(out.join("thesis.txt"), "years of work").expect("written");
+    let (success, _, err) = run("300", "1", &[]);
+    assert!(
+        !success && err.contains("'thesis.txt'") && err.contains("name another folder"),
+        "{err}"
+    );
+    assert_eq!(
+        std::fs::read(out.join("config.json")).expect("it is there"),
+        after["config.json"]
+    );
+}
+
 #[test]
 fn a_small_model_learns_the_text_that_ships_and_goes_on_with_it() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use meganeura::onnx::{ElementType, Model, Report, Runner, RunnerOptions, Tensor, operators};
+use meganeura::onnx::{ElementType, Model, Report, Runner, Tensor, operators};
 use serde_json::json;
 
-use super::{BROKEN, DeviceOptions, DimOptions, Result, UNSUPPORTED, arrays, failed};
+use super::{BROKEN, DeviceOptions, DimOptions, Result, UNSUPPORTED, arrays, failed, with_help};
 use crate::commands::Outcome;
 use crate::commands::precision::Choice;
 use crate::output::line;
@@ -73,7 +73,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     let report = model.preflight_with(&args.dims.import_options(&model)?);
     match args.json {
         true => line(serde_json::to_string(&report)?)?,
-        false => line(&report)?,
+        false => line(with_help(&report))?,
     }
     Ok(ExitCode::from(code(&report)))
 }
@@ -135,12 +135,9 @@ fn against(args: &Args, model: &Model, folder: &std::path::Path) -> Outcome {
         .into());
     }
     let inputs = arrays::inputs_of(folder, model.inputs())?;
-    let options = RunnerOptions {
-        // A comparison is of what the model computes, not of what a device rounds to be faster.
-        builder: Some(args.device.builder_at(args.device.precision.unwrap_or(Choice::F32))?),
-        ..RunnerOptions::default()
-    };
-    let mut runner = match Runner::for_inputs(model, &inputs, &options) {
+    // A comparison is of what the model computes, not of what a device rounds to be faster.
+    let builder = args.device.builder_at(args.device.precision.unwrap_or(Choice::F32))?;
+    let mut runner = match Runner::for_inputs(model, &inputs, &builder) {
         Ok(runner) => runner,
         Err(e) => return failed(e),
     };

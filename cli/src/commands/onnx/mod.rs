@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use meganeura::backend::Device;
 use meganeura::config::Config;
-use meganeura::onnx::{self, Dims, ImportOptions, Model, Tensor};
+use meganeura::onnx::{self, Dim, Dims, ImportOptions, IssueKind, Model, Port, Report, Tensor};
 use meganeura::{Builder, select};
 
 use super::precision::Choice;
@@ -68,7 +68,44 @@ pub(super) fn is_file(name: &str) -> bool {
 pub(super) fn graph(path: &str, options: &DimOptions) -> Result<meganeura::Graph> {
     let model = Model::open(path)?;
     options.check(&model)?;
-    Ok(model.import(&options.import_options(&model)?)?.graph)
+    match model.import(&options.import_options(&model)?) {
+        Ok(import) => Ok(import.graph),
+        Err(onnx::Error::Unsupported(report)) => Err(with_help(&report).into()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// A report, and the options that remove what is in the way, if there are some.
+fn with_help(report: &Report) -> String {
+    let mut text = report.to_string();
+    let mut open: Vec<&str> = Vec::new();
+    for issue in &report.issues {
+        // A number of dimensions is no size of one.
+        let is_size = issue.kind == IssueKind::UnboundDimension && !issue.message.contains(".rank");
+        if is_size && !open.contains(&issue.place.as_str()) {
+            open.push(&issue.place);
+        }
+    }
+    if !open.is_empty() {
+        let options: Vec<String> = open.iter().map(|name| format!("--dim {name}=SIZE")).collect();
+        text += &format!("\n  help: {}", options.join(" "));
+    }
+    if report.depends_on_data() {
+        let single = |port: &&Port| {
+            let one = |dim: &Dim| matches!(dim, Dim::Size(1) | Dim::Name(_));
+            !port.element.is_float() && port.dims.as_ref().is_some_and(|dims| dims.iter().all(one))
+        };
+        let inputs: Vec<&str> = report.inputs.iter().filter(single).map(|p| p.name.as_str()).collect();
+        let options: Vec<String> = match inputs.as_slice() {
+            [] => vec!["--set NAME=VALUE".into()],
+            inputs => inputs.iter().map(|name| format!("--set {name}=VALUE")).collect(),
+        };
+        text += &format!(
+            "\n  help: an input with one element can be a constant: {}",
+            options.join(" ")
+        );
+    }
+    text
 }
 
 impl DimOptions {
@@ -108,7 +145,7 @@ impl DimOptions {
         for input in model.inputs() {
             let Some(dims) = &input.dims else { return Ok(()) };
             for (axis, dim) in dims.iter().enumerate() {
-                if let onnx::Dim::Name(name) = dim {
+                if let Dim::Name(name) = dim {
                     known.extend([name.clone(), format!("{}.{axis}", input.name)]);
                 }
             }
@@ -176,6 +213,9 @@ fn failed(error: onnx::Error) -> super::Outcome {
         onnx::Error::Broken { .. } | onnx::Error::Io { .. } => BROKEN,
         _ => return Err(error.into()),
     };
-    crate::output::report(&error);
+    match &error {
+        onnx::Error::Unsupported(report) => crate::output::notice(format_args!("error: {}", with_help(report)))?,
+        _ => crate::output::report(&error),
+    }
     Ok(ExitCode::from(code))
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use meganeura::onnx::{Model, Runner, RunnerOptions, Tensor, TensorInfo};
+use meganeura::onnx::{Model, Runner, Tensor, TensorInfo};
 use serde_json::json;
 
 use super::{DeviceOptions, DimOptions, Result, arrays, failed};
@@ -113,11 +113,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     }
     let builder = args.device.builder()?;
     let begin = Instant::now();
-    let options = RunnerOptions {
-        builder: Some(builder),
-        ..RunnerOptions::default()
-    };
-    let mut runner = match Runner::for_inputs(&model, &inputs, &options) {
+    let mut runner = match Runner::for_inputs(&model, &inputs, &builder) {
         Ok(runner) => runner,
         Err(e) => return failed(e),
     };

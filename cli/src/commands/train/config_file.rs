@@ -3,19 +3,30 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
 use std::ffi::OsString;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command, Id};
 use meganeura::error::closest;
+use meganeura::files::{MAX_SETTINGS, read_text_limited};
 use meganeura::nn::model::Model;
 use toml::de::{DeTable, DeValue};
 
 /// Where a model's folder has the settings that it was trained with.
 pub(super) const RECORDED: &str = "settings";
 /// Options that say where results go, which a model's folder does not record.
-const RESULTS: [&str; 7] = ["out", "checkpoint", "every", "resume", "log", "log-dir", "json"];
+const RESULTS: [&str; 10] = [
+    "out",
+    "checkpoint",
+    "every",
+    "resume",
+    "log",
+    "log-dir",
+    "json",
+    "distributed",
+    "time-limit",
+    "zero1",
+];
 /// Options that a file cannot have.
 const NOT_IN_FILES: [&str; 5] = ["config", "print-config", "help", "version", "verbose"];
 
@@ -109,7 +120,8 @@ fn read(path: &Path) -> Result<String, Box<dyn Error>> {
         };
         return Ok(recorded.ok_or_else(missing)?);
     }
-    Ok(fs::read_to_string(path).map_err(|e| format!("{}: the settings cannot be read: {e}", path.display()))?)
+    Ok(read_text_limited(path, MAX_SETTINGS)
+        .map_err(|e| format!("{}: the settings cannot be read: {e}", path.display()))?)
 }
 
 /// What a command takes, and what it was given.

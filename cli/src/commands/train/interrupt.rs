@@ -1,44 +1,41 @@
-//! Ctrl-C while a model is trained.
+//! Ctrl-C and SIGTERM while a model is trained, and signals of `mpirun`.
 
 use std::ops::ControlFlow;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
-use meganeura::nn::trainer::{EpochBegin, EpochReport, EvaluationInfo, Observer, StepInfo, TrainBegin};
+use meganeura::nn::trainer::{EpochBegin, EpochReport, EvaluationInfo, Observer, StepInfo, TrainBegin, TrainReport};
 
 use super::options::RunOptions;
+use crate::commands::ranks::Ranks;
 use crate::output::notice;
+use crate::signals;
 
-/// What the program ends with, as shells have it for the signal.
-pub(super) const EXIT_CODE: u8 = 130;
+/// Number of processes that were stopped together.
+static RANKS: AtomicUsize = AtomicUsize::new(1);
 
-static INTERRUPTED: AtomicBool = AtomicBool::new(false);
-
-/// From now on the first Ctrl-C ends training after the present step, and the second one the program at once.
-pub(super) fn watch() {
-    let handler = || {
-        if INTERRUPTED.swap(true, Ordering::Relaxed) {
-            std::process::exit(EXIT_CODE.into());
-        }
-        // Nobody is left to tell if this fails.
-        let _ = notice("\ninterrupted: training ends after this step; Ctrl-C again ends the program at once");
-    };
-    // It fails where the signal is ignored, as in the background of a script; it stays ignored then.
-    if let Err(error) = ctrlc::try_set_handler(handler) {
-        log::debug!("Ctrl-C is left as it is: {error}");
+/// From now on a Ctrl-C or SIGTERM ends training after the present step. Launchers of distributed runs send SIGTERM to ranks
+/// that wait for one that is gone, so that it ends these at once.
+pub(super) fn watch(options: &RunOptions) {
+    signals::watch("training");
+    if !options.ranks.is_asked_for() {
+        signals::watch_termination();
     }
 }
 
-/// Whether there was a Ctrl-C.
-pub(super) fn happened() -> bool {
-    INTERRUPTED.load(Ordering::Relaxed)
+/// Notes that a run of several processes was stopped: which of them was told to does not matter.
+pub(super) fn note_end(ranks: &Ranks, report: &TrainReport) {
+    if let Some(others) = ranks.others().filter(|_| report.stopped) {
+        RANKS.store(others.size(), Ordering::Relaxed);
+        signals::note();
+    }
 }
 
-/// Ends a run after a Ctrl-C.
+/// Ends a run after a signal.
 pub(super) struct Interrupt;
 
 impl Interrupt {
     fn flow() -> ControlFlow<()> {
-        match happened() {
+        match signals::happened() {
             true => ControlFlow::Break(()),
             false => ControlFlow::Continue(()),
         }
@@ -70,7 +67,11 @@ impl Observer for Interrupt {
 /// Says how to go on with a run that was interrupted after so many steps.
 pub(super) fn explain(options: &RunOptions, steps: u64) -> std::io::Result<()> {
     let command = |more: &[&str]| {
-        let mut words = vec!["meganeura".to_owned()];
+        let mut words = match RANKS.load(Ordering::Relaxed) {
+            1 => Vec::new(),
+            ranks => vec![format!("mpirun -n {ranks}")],
+        };
+        words.push("meganeura".to_owned());
         words.extend(std::env::args().skip(1).map(|word| quoted(&word)));
         words.extend(more.iter().map(|&word| word.to_owned()));
         words.join(" ")

@@ -4,7 +4,7 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 
 use meganeura::nn::data::Parts;
-use meganeura::nn::trainer::{JsonLinesLog, LogFolder, Observer, PartsReport, Trainer};
+use meganeura::nn::trainer::{JsonLinesLog, LogFolder, Observer, PartsReport, Silent, Trainer};
 
 use super::display::{Display, JsonLines};
 use super::interrupt::Interrupt;
@@ -16,6 +16,8 @@ pub(super) struct Logs<'a> {
     options: &'a RunOptions,
     /// Folder of the run.
     folder: Option<PathBuf>,
+    /// Whether there are logs and a display of the progress.
+    is_first: bool,
 }
 
 impl<'a> Logs<'a> {
@@ -33,7 +35,20 @@ impl<'a> Logs<'a> {
             tried.map_err(|e| unwritable(path, &e))
         };
         let folder = options.log_dir.as_ref().map(place).transpose()?;
-        Ok(Logs { options, folder })
+        Ok(Logs {
+            options,
+            folder,
+            is_first: true,
+        })
+    }
+
+    /// No logs and no progress: those of a rank that is not the first.
+    pub(super) fn none(options: &'a RunOptions) -> Self {
+        Logs {
+            options,
+            folder: None,
+            is_first: false,
+        }
     }
 
     /// Folder of the run, in that of --log-dir or the same.
@@ -61,6 +76,7 @@ impl<'a> Logs<'a> {
         let mut log = options
             .log
             .as_deref()
+            .filter(|_| self.is_first)
             .map(|path| open_log(path, options.resume))
             .transpose()?;
         let folder = self.folder().map(|path| open_folder(path, options));
@@ -71,7 +87,12 @@ impl<'a> Logs<'a> {
             "test"
         };
         let (mut display, mut lines) = (Display::of(examples), JsonLines { examples });
-        let printing: &mut dyn Observer = if json { &mut lines } else { &mut display };
+        let mut silent = Silent;
+        let printing: &mut dyn Observer = match (self.is_first, json) {
+            (false, _) => &mut silent,
+            (true, true) => &mut lines,
+            (true, false) => &mut display,
+        };
         let observers = &mut (printing, log.as_mut(), folder.as_mut(), Interrupt);
         let report = match &parts.validation {
             Some(_) => trainer.fit_parts(parts, observers)?,

@@ -20,7 +20,9 @@ use meganeura::nn::trainer::{Evaluation, OptimizerChoice, TrainConfig, TrainRepo
 use serde_json::{Value, json};
 
 use super::Outcome;
+use crate::commands::ranks::Ranks;
 use crate::output::{self, line};
+use crate::signals;
 pub(crate) use config_file::{effective, with_file};
 pub(crate) use data::targets;
 use data::{DataSet, FileOptions, Loaded, Reading, Source, load};
@@ -37,7 +39,8 @@ Examples:
   meganeura train digits --epochs 100 --checkpoint run --every 200 --resume
   meganeura train --csv flowers.csv --lr 0.01 --print-config > flowers.toml
   meganeura train --config flowers.toml --epochs 50 --out flowers
-  meganeura train text --data data/alice/alice.txt --model tiny --out alice";
+  meganeura train text --data data/alice/alice.txt --model tiny --out alice
+  mpirun -n 4 meganeura train digits --distributed mpi";
 
 #[derive(Debug, clap::Subcommand)]
 enum Subcommand {
@@ -219,9 +222,18 @@ pub(crate) fn run(args: &Args) -> Outcome {
         output::text(&args.run.settings)?;
         return Ok(ExitCode::SUCCESS);
     }
+    let ranks = Ranks::join(&args.run.ranks)?;
+    ranks.end(train(args, &ranks))
+}
+
+fn train(args: &Args, ranks: &Ranks) -> Outcome {
     // Before anything that takes time: a path that cannot be written is an error at once.
-    let logs = Logs::try_paths(&args.run)?;
-    match (&args.out, &args.onnx) {
+    let logs = match ranks.is_first() {
+        true => Logs::try_paths(&args.run)?,
+        false => Logs::none(&args.run),
+    };
+    let out = args.out.as_ref().filter(|_| ranks.is_first());
+    match (out, &args.onnx) {
         (Some(file), Some(_)) => onnx::check_out(file)?,
         (Some(folder), None) => Trained::prepare(folder)?,
         (None, _) => {}
@@ -245,17 +257,20 @@ pub(crate) fn run(args: &Args) -> Outcome {
                 .into(),
         );
     }
-    let config = config(args, train);
+    let mut config = config(args, train);
+    config.distributed = ranks.communicator();
+    config.zero1 = args.run.zero1;
     if config.batch_size == 0 {
         return Err("--batch 0: a batch has at least one example".into());
     }
     let loss = args.loss(&loaded.task)?;
     let shape = train.feature_shape().to_vec();
+    config.check_ranks()?;
     let (architecture, graph) = match &imported {
-        Some(imported) => (None, imported.training_graph(config.batch_size, &shape, loss)?),
+        Some(imported) => (None, imported.training_graph(config.local_batch_size(), &shape, loss)?),
         None => {
             let architecture = args.architecture(&shape, loaded.task.outputs())?;
-            let graph = architecture.training_graph(config.batch_size, loss)?;
+            let graph = architecture.training_graph(config.local_batch_size(), loss)?;
             (Some(architecture), graph)
         }
     };
@@ -263,16 +278,18 @@ pub(crate) fn run(args: &Args) -> Outcome {
     if let Some(imported) = &imported {
         imported.set_parameters(&mut trainer)?;
     }
-    interrupt::watch();
+    interrupt::watch(&args.run);
     if !args.run.json {
         introduce(args, &loaded, &trainer)?;
+        ranks.introduce(trainer.config().batch_size)?;
         logs.introduce()?;
     }
     let results = fit(args, &logs, &loaded, &mut trainer)?;
-    if let (Some(file), Some(imported)) = (&args.out, &imported) {
+    interrupt::note_end(ranks, &results.report);
+    if let (Some(file), Some(imported)) = (out, &imported) {
         imported.save(file, &mut trainer, &loaded)?;
     }
-    if let (Some(folder), Some(architecture)) = (&args.out, architecture) {
+    if let (Some(folder), Some(architecture)) = (out, architecture) {
         let (task, preprocessing) = (loaded.task.clone(), loaded.preprocessing.clone());
         let mut model = Trained::from_trainer(&mut trainer, architecture, task, preprocessing)?;
         model.metrics = metrics(&results);
@@ -295,12 +312,12 @@ fn ended(options: &RunOptions, report: &TrainReport) -> Outcome {
         return Ok(ExitCode::SUCCESS);
     }
     interrupt::explain(options, report.total_steps)?;
-    Ok(ExitCode::from(interrupt::EXIT_CODE))
+    Ok(ExitCode::from(signals::exit_code()))
 }
 
-/// Whether a Ctrl-C ended the run.
+/// Whether a signal ended the run.
 fn is_interrupted(report: &TrainReport) -> bool {
-    report.stopped && interrupt::happened()
+    report.stopped && signals::happened()
 }
 
 /// Trains, and evaluates on the test examples, which nothing else looked at if there are validation examples.

@@ -9,6 +9,7 @@ use meganeura::precision::Precision;
 use meganeura::{GradientClip, LossScaling, ParameterGroup};
 
 use crate::commands::precision::Choice;
+use crate::commands::ranks::RankOptions;
 
 /// How to train, and what to save.
 #[derive(Debug, clap::Args)]
@@ -23,6 +24,14 @@ pub(super) struct RunOptions {
     /// Print all options as a file for --config, instead of training.
     #[arg(long)]
     pub(super) print_config: bool,
+
+    #[command(flatten)]
+    pub(super) ranks: RankOptions,
+
+    /// With --distributed: shard the optimizer's states over the processes (ZeRO stage 1), so that each has the moments of a
+    /// share of the parameters. Results are the same.
+    #[arg(long, requires = "distributed")]
+    pub(super) zero1: bool,
 
     /// The options as a file.
     #[arg(skip)]
@@ -125,6 +134,11 @@ pub(super) struct RunOptions {
     #[arg(long, requires = "checkpoint")]
     pub(super) resume: bool,
 
+    /// Settings in which a resumed run may differ from the one that was saved, with commas between, such as
+    /// learning-rate,schedule: without, a run of other data or settings is refused, with what differs.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', requires = "resume")]
+    pub(super) allow_changes: Vec<String>,
+
     /// Print one JSON object a line: each epoch, then a summary.
     #[arg(long)]
     pub(super) json: bool,
@@ -173,6 +187,7 @@ impl RunOptions {
             folder: folder.clone(),
             every: self.every,
             resume: self.resume,
+            allow_changes: self.allow_changes.clone(),
         })
     }
 

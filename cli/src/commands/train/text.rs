@@ -4,8 +4,10 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use meganeura::files::{FolderError, NewFolder, prepare_folder, read_within_memory};
+use meganeura::llm::saving::{self, Descriptions};
 use meganeura::llm::tokenizer::END_OF_TEXT;
-use meganeura::llm::{Checkpoint, ModelConfig, Tokenizer, saving};
+use meganeura::llm::{Checkpoint, ModelConfig, Tokenizer};
 use meganeura::nn::data::{Dataset, Parts};
 use meganeura::nn::layers::{LoraConfig, LoraTargets};
 use meganeura::nn::models::{LlamaConfig, TARGETS, TOKENS, language_model};
@@ -18,6 +20,7 @@ use super::options::RunOptions;
 use super::{default_rate, ended, finite, interrupt, introduce_plan, is_interrupted, parameters, steps_per_second};
 use crate::commands::Outcome;
 use crate::commands::language::locate;
+use crate::commands::ranks::Ranks;
 use crate::output::{self, line};
 
 const EXAMPLES: &str = "\
@@ -100,17 +103,32 @@ pub(super) fn run(args: &Args) -> Outcome {
         output::text(&args.run.settings)?;
         return Ok(ExitCode::SUCCESS);
     }
+    let ranks = Ranks::join(&args.run.ranks)?;
+    ranks.end(train(args, &ranks))
+}
+
+fn train(args: &Args, ranks: &Ranks) -> Outcome {
     // Before anything that takes time: what cannot be written is an error at once.
-    let logs = Logs::try_paths(&args.run)?;
-    if let Some(out) = &args.out {
-        saving::make_folder(out)?;
+    let logs = match ranks.is_first() {
+        true => Logs::try_paths(&args.run)?,
+        false => Logs::none(&args.run),
+    };
+    let out = args.out.as_ref().filter(|_| ranks.is_first());
+    let lora = adapters(args)?;
+    let kind = match lora.is_some() && !args.merge {
+        true => saving::ADAPTERS_FOLDER,
+        false => saving::MODEL_FOLDER,
+    };
+    if let Some(out) = out {
+        prepare_folder(out, kind).map_err(FolderError::into_error)?;
     }
     let text = read(&args.data)?;
-    let lora = adapters(args)?;
     let model = Model::open(args, &text)?;
-    if let (Some(out), true) = (&args.out, lora.is_none() || args.merge) {
-        describe(&model, out)?;
-    }
+    // Not every model can be described: before it is trained.
+    let descriptions = match (lora.is_some() && !args.merge) || out.is_none() {
+        true => None,
+        false => Some(describe(&model)?),
+    };
     let rows = model.rows(args.seq)?;
     let tokens = model.tokenizer.encode_plain(&text)?;
     let (train, test) = split(args, &tokens, rows, model.config.network.vocab)?;
@@ -118,7 +136,9 @@ pub(super) fn run(args: &Args) -> Outcome {
         lora,
         ..model.config.network
     };
-    let config = config(args, &train, &model);
+    let mut config = config(args, &train, &model);
+    config.distributed = ranks.communicator();
+    config.zero1 = args.run.zero1;
     let graph = |batch| language_model(batch, rows, |g, tokens| network.build(g, "").forward(g, tokens));
     let checkpoint = model.folder.as_deref().map(Checkpoint::open).transpose()?;
     if let Some(checkpoint) = &checkpoint {
@@ -129,9 +149,10 @@ pub(super) fn run(args: &Args) -> Outcome {
     if let Some(checkpoint) = checkpoint {
         checkpoint.load_into(trainer.session_mut())?;
     }
-    interrupt::watch();
+    interrupt::watch(&args.run);
     if !args.run.json {
         introduce(args, &trainer, &train, tokens.len(), rows)?;
+        ranks.introduce(trainer.config().batch_size)?;
         logs.introduce()?;
     }
     let parts = Parts {
@@ -140,8 +161,21 @@ pub(super) fn run(args: &Args) -> Outcome {
         test,
     };
     let report = logs.fit(&mut trainer, &parts, args.run.json)?.training;
-    if let Some(out) = &args.out {
-        save(args, &model, lora.as_ref(), &mut trainer, out)?;
+    interrupt::note_end(ranks, &report);
+    if let Some(out) = out {
+        let new = NewFolder::begin(out, kind).map_err(FolderError::into_error)?;
+        let session = trainer.session_mut();
+        match (descriptions, &lora) {
+            (Some(descriptions), lora) => {
+                descriptions.write(new.path())?;
+                saving::save_weights(new.path(), session, lora.as_ref())?;
+            }
+            (None, Some(lora)) => {
+                saving::save_adapters(new.path(), session, lora, &args.model.display().to_string())?;
+            }
+            (None, None) => {}
+        }
+        new.put().map_err(FolderError::into_error)?;
     }
     conclude(args, &report, &trainer, tokens.len(), logs.folder())?;
     ended(&args.run, &report)
@@ -149,7 +183,7 @@ pub(super) fn run(args: &Args) -> Outcome {
 
 /// The text of a file.
 fn read(path: &Path) -> Result<String, Box<dyn Error>> {
-    let bytes = std::fs::read(path).map_err(|e| format!("{}: the text cannot be read: {e}", path.display()))?;
+    let bytes = read_within_memory(path).map_err(|e| format!("{}: the text cannot be read: {e}", path.display()))?;
     let text = String::from_utf8(bytes);
     Ok(text.map_err(|e| format!("{}: the text is not UTF-8: {e}", path.display()))?)
 }
@@ -292,32 +326,18 @@ fn introduce(args: &Args, trainer: &Trainer, train: &Dataset, tokens: usize, row
     introduce_plan(trainer)
 }
 
-/// Writes what describes the model, which not every one can be: before it is trained.
-fn describe(model: &Model, out: &Path) -> meganeura::Result<()> {
-    match &model.folder {
-        Some(folder) if folder.is_dir() => saving::copy_descriptions(folder, out),
+/// What describes the model, tokenizer included.
+fn describe(model: &Model) -> meganeura::Result<Descriptions> {
+    let mut descriptions = match &model.folder {
+        Some(folder) if folder.is_dir() => Descriptions::of_checkpoint(folder)?,
         // A new one, or a GGUF file.
         _ => {
             let stop = model.config.stop.first().copied();
-            saving::save_config(out, &model.config.network, model.config.context, stop)
+            Descriptions::of_llama(&model.config.network, model.config.context, stop)?
         }
-    }
-}
-
-/// Writes what was trained.
-fn save(
-    args: &Args,
-    model: &Model,
-    lora: Option<&LoraConfig>,
-    trainer: &mut Trainer,
-    out: &Path,
-) -> meganeura::Result<()> {
-    let session = trainer.session_mut();
-    if let (Some(lora), false) = (lora, args.merge) {
-        return saving::save_adapters(out, session, lora, &args.model.display().to_string());
-    }
-    saving::save_text(out, "tokenizer.json", model.tokenizer.to_json()?.as_bytes())?;
-    saving::save_weights(out, session, lora)
+    };
+    descriptions.set_tokenizer(model.tokenizer.to_json()?);
+    Ok(descriptions)
 }
 
 fn conclude(

@@ -1,0 +1,139 @@
+//! `meganeura serve`.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use meganeura::llm::{EngineOptions, WeightStorage};
+use meganeura_serve::{Server, ServerOptions};
+
+use super::Outcome;
+use super::language::{locate, plans_of, storage};
+use crate::output::notice;
+
+/// Options of `serve`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Folder of a checkpoint in Hugging Face's layout (config.json, safetensors files and tokenizer.json), or a GGUF file.
+    /// With the feature `hub` also a name on the Hugging Face hub, such as HuggingFaceTB/SmolLM2-135M, which is downloaded.
+    #[arg(long, value_name = "DIR|FILE.gguf")]
+    model: PathBuf,
+
+    /// Name that requests give the model [default: that of the folder or file]
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+
+    /// Address to listen at. Another than the machine's own needs --api-key or --no-auth.
+    #[arg(long, value_name = "IP", default_value = "127.0.0.1")]
+    host: IpAddr,
+
+    /// Port to listen at; 0 for any that is free.
+    #[arg(long, value_name = "N", default_value_t = 8080)]
+    port: u16,
+
+    /// Key that requests have to send as `Authorization: Bearer KEY`. Better set in the environment, as other users see options.
+    #[arg(long, value_name = "KEY", env = "MEGANEURA_API_KEY", hide_env_values = true)]
+    api_key: Option<String>,
+
+    /// Let everybody who reaches the address use the model.
+    #[arg(long, conflicts_with = "api_key")]
+    no_auth: bool,
+
+    /// Device to run on; see `meganeura devices`.
+    #[arg(long, value_name = "SEL")]
+    device: Option<String>,
+
+    /// Storage type of the weights: f32, f16, or 8 or 4 bits with a scale per 32 weights [default: that of most weights of a
+    /// GGUF file, else f32]
+    #[arg(long, value_name = "f32|f16|q8|q4", value_parser = storage)]
+    weights: Option<WeightStorage>,
+
+    /// Folder of LoRA adapters in PEFT's layout, which are merged into the model.
+    #[arg(long, value_name = "DIR")]
+    lora: Option<PathBuf>,
+
+    /// Sequences that are computed at the same time at most.
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    sequences: usize,
+
+    /// Tokens of a sequence at most, the prompt included [default: 4096, or the model's context if that is shorter]
+    #[arg(long, value_name = "TOKENS")]
+    context: Option<usize>,
+
+    /// Tokens that the key-value cache holds for all sequences together [default: half of --sequences times --context]
+    #[arg(long, value_name = "TOKENS")]
+    cache: Option<usize>,
+
+    /// Tokens of a step at most: how much of a prompt is read beside sequences that generate.
+    #[arg(long, value_name = "TOKENS", default_value_t = 64)]
+    step_tokens: usize,
+
+    /// Speculative decoding: draft tokens that are checked in one step, taken from what followed the same tokens before. The
+    /// texts are the same.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    draft_tokens: usize,
+
+    /// Compute equal beginnings of prompts each time.
+    #[arg(long)]
+    no_prefix_cache: bool,
+
+    /// Sequences that may wait; requests beyond get the status 429.
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    queue: usize,
+
+    /// Longest time of a request, in seconds.
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=MAX_SECONDS))]
+    timeout: u64,
+
+    /// How long requests may go on after Ctrl-C or SIGTERM, in seconds.
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(0..=MAX_SECONDS))]
+    shutdown_timeout: u64,
+
+    /// Build plans each time instead of keeping them in the user's cache folder.
+    #[arg(long)]
+    no_plan_cache: bool,
+}
+
+/// Seconds of a year.
+const MAX_SECONDS: u64 = 31_536_000;
+
+/// Tokens of a sequence if nothing is said: caches for the contexts of many models would fill a machine.
+const USUAL_CONTEXT: usize = 4096;
+
+pub(crate) fn run(args: &Args) -> Outcome {
+    let model = locate(&args.model)?;
+    let longest = meganeura::llm::ModelConfig::open(&model)?.context;
+    let options = ServerOptions {
+        name: args.name.clone(),
+        address: args.host,
+        port: args.port,
+        api_key: args.api_key.clone(),
+        no_auth: args.no_auth,
+        queue: args.queue,
+        request_timeout: Duration::from_secs(args.timeout),
+        shutdown_timeout: Duration::from_secs(args.shutdown_timeout),
+        engine: EngineOptions {
+            device: args.device.clone(),
+            sequences: args.sequences,
+            context: Some(args.context.unwrap_or(longest.min(USUAL_CONTEXT))),
+            cache_tokens: args.cache,
+            step_tokens: args.step_tokens,
+            draft_tokens: args.draft_tokens,
+            prefix_cache: !args.no_prefix_cache,
+            plans: if args.no_plan_cache { None } else { plans_of(&model) },
+            adapters: args.lora.clone(),
+            weights: args.weights,
+        },
+        ..ServerOptions::new(&model)
+    };
+    let server = Server::bind(options)?;
+    let address = server.address()?;
+    notice(format_args!(
+        "serving {} on {} at http://{address} (chat page there, API at http://{address}/v1); Ctrl-C ends it",
+        server.model(),
+        server.device()
+    ))?;
+    server.run_until_signal()?;
+    Ok(ExitCode::SUCCESS)
+}

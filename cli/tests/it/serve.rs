@@ -1,0 +1,98 @@
+//! `serve`: from the command line to a text, and how it ends.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+
+use super::{meganeura, run};
+
+fn model() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/transformers/llama")
+}
+
+fn command(args: &[&str]) -> Command {
+    let mut command = meganeura(&["serve", "--device", "cpu", "--port", "0", "--no-plan-cache", "--model"]);
+    command.arg(model()).args(args).env_remove("MEGANEURA_API_KEY");
+    command
+}
+
+/// A server that ends with the test, however that ends.
+struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A server that listens, and its address.
+fn start(args: &[&str]) -> (Server, String) {
+    let child = command(args).stderr(Stdio::piped()).spawn();
+    let mut child = Server(child.expect("the command starts"));
+    let mut lines = BufReader::new(child.0.stderr.take().expect("a pipe")).lines();
+    let line = lines.find_map(|line| line.ok().filter(|line| line.starts_with("serving")));
+    let line = line.expect("it says where it listens");
+    let address = line.split("http://").nth(1).and_then(|rest| rest.split(' ').next());
+    (child, address.expect("an address").to_owned())
+}
+
+fn ask(address: &str, request: &str) -> String {
+    let mut stream = TcpStream::connect(address).expect("a connection");
+    stream.write_all(request.as_bytes()).expect("sent");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer");
+    answer
+}
+
+#[test]
+fn a_server_answers_until_it_is_told_to_end() {
+    for (signal, key) in [("-TERM", None), ("-INT", Some("secret"))] {
+        let args: Vec<&str> = key.iter().flat_map(|key| ["--api-key", key]).collect();
+        let (mut child, address) = start(&args);
+        let body = r#"{"prompt": "Alice", "max_tokens": 3}"#;
+        let head = |more: &str| {
+            format!(
+                "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n{more}Content-Length: {}\r\n\r\n{body}",
+                body.len()
+            )
+        };
+        let answer = ask(
+            &address,
+            &head(&key.map_or_else(String::new, |key| format!("Authorization: Bearer {key}\r\n"))),
+        );
+        assert!(
+            answer.starts_with("HTTP/1.1 200") && answer.contains("\"completion_tokens\":3"),
+            "{answer}"
+        );
+        if key.is_some() {
+            assert!(ask(&address, &head("")).starts_with("HTTP/1.1 401"));
+        }
+        let status = Command::new("kill").args([signal, &child.0.id().to_string()]).status();
+        assert!(status.expect("kill runs").success());
+        assert!(child.0.wait().expect("it ends").success(), "{signal}");
+    }
+}
+
+#[test]
+fn what_cannot_be_served_is_an_error() {
+    for (args, said) in [
+        (&["--host", "0.0.0.0"][..], "--no-auth"),
+        (&["--context", "1000"], "1000 tokens"),
+        (&["--sequences", "0"], "no sequences"),
+        (&["--device", "nothing"], "nothing"),
+    ] {
+        let mut command = match args {
+            ["--device", device] => {
+                let mut command = meganeura(&["serve", "--device", device, "--port", "0", "--model"]);
+                command.arg(model());
+                command
+            }
+            _ => command(args),
+        };
+        let (output, _, err) = run(&mut command);
+        assert!(!output.status.success() && err.contains(said), "{args:?}: {err}");
+    }
+}
