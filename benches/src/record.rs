@@ -6,6 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 
 use super::{BenchDevice, PeakRates, Roofline, Series, Sizes, Skipped, Suite, WorkloadCost};
+use meganeura::files::{MAX_SETTINGS, read_text_limited};
 use meganeura::precision::Precision;
 use meganeura::{Error, Result};
 
@@ -181,8 +182,8 @@ impl Record {
     /// [`Error::File`] when it cannot be read, is something else, or has another version.
     pub fn read(path: &Path) -> Result<Self> {
         const REMEDY: &str = "give a file that `meganeura bench --suite ... --json` has written";
-        let text =
-            std::fs::read_to_string(path).map_err(|e| Error::file(path, format!("cannot be read: {e}"), REMEDY))?;
+        let text = read_text_limited(path, MAX_SETTINGS)
+            .map_err(|e| Error::file(path, format!("cannot be read: {e}"), REMEDY))?;
         let json: serde_json::Value = serde_json::from_str(&text)
             .map_err(|e| Error::file(path, format!("is no record of measurements: {e}"), REMEDY))?;
         if json["format"] != FORMAT {

@@ -25,7 +25,7 @@ def work(framework, threads, folder):
     if framework == "onnxruntime":
         import with_onnx
 
-        return with_onnx.work(folder, arrays, threads)
+        return with_onnx.work(folder, arrays, threads, problem["settings"])
     import with_torch
 
     how = framework.removeprefix("torch ")

@@ -73,6 +73,13 @@ impl Candidate<'_> {
     }
 }
 
+/// What a candidate took.
+pub(crate) struct Timed {
+    pub(crate) name: String,
+    /// Its median time divided by that of the first candidate.
+    pub(crate) ratio: f64,
+}
+
 /// Several implementations of one workload.
 pub(crate) struct Comparison<'a> {
     title: String,
@@ -105,8 +112,8 @@ impl<'a> Comparison<'a> {
     }
 
     /// Compares results, then times. With `warms`, each candidate warms its device up before every turn: a GPU lowers its
-    /// clock while others have theirs.
-    pub(crate) fn run(mut self, turns: usize, warms: bool) {
+    /// clock while others have theirs. The candidates that agreed are returned.
+    pub(crate) fn run(mut self, turns: usize, warms: bool) -> Vec<Timed> {
         println!("\n{}", self.title);
         for (name, why) in &self.skipped {
             println!("{name:28} left out: {why}");
@@ -139,7 +146,9 @@ impl<'a> Comparison<'a> {
         });
         for c in &mut self.candidates {
             // What compiles at first has done so after the second time.
-            let once = (0..2).filter_map(|_| c.workload.time(1).ok()).fold(f64::INFINITY, f64::min);
+            let once = (0..2)
+                .filter_map(|_| c.workload.time(1).ok())
+                .fold(f64::INFINITY, f64::min);
             c.times = (TURN / once).ceil().clamp(1.0, 1e5) as u32;
         }
         let mut times = vec![Vec::with_capacity(turns); self.candidates.len()];
@@ -155,15 +164,13 @@ impl<'a> Comparison<'a> {
         let medians: Vec<f64> = times.into_iter().map(median).collect();
         let first = medians.first().copied().unwrap_or_default();
         println!("{:28} {:>10} {:>8} {:>10}", "", "ms", "ratio", "error");
-        for ((c, time), error) in self.candidates.iter().zip(&medians).zip(&errors) {
-            println!(
-                "{:28} {:>10.3} {:>8.2} {:>10.1e}",
-                c.name,
-                time * 1e3,
-                time / first,
-                error
-            );
-        }
+        let rows = self.candidates.into_iter().zip(medians).zip(errors);
+        rows.map(|((c, time), error)| {
+            let (name, ratio) = (c.name, time / first);
+            println!("{name:28} {:>10.3} {ratio:>8.2} {error:>10.1e}", time * 1e3);
+            Timed { name, ratio }
+        })
+        .collect()
     }
 }
 

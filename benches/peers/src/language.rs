@@ -11,7 +11,7 @@ use meganeura::cpu::CpuDevice;
 use meganeura::llm::saving::{make_folder, save_config, save_weights};
 use meganeura::llm::{Checkpoint, Generator, GeneratorOptions, ModelConfig, Request, WeightStorage};
 use meganeura::nn::models::{KV_POS, LOGITS_ROW, LlamaConfig, LogitsOf, TARGETS, TOKENS, language_model, preset};
-use meganeura::{Adam, Mode, Session};
+use meganeura::{Adam, Session};
 use serde_json::json;
 
 use crate::comparison::{Comparison, Result};
@@ -54,7 +54,9 @@ fn session(folder: &Path, threads: usize, weights: WeightStorage, rows: usize) -
     };
     let logits = if rows == 1 { LogitsOf::AllRows } else { LogitsOf::OneRow };
     let graph = config.decode_graph(&[], rows, CAPACITY, logits);
-    let (mut session, _) = Builder::on(Arc::new(CpuDevice::new(threads))).inference().build(&graph)?;
+    let (mut session, _) = Builder::on(Arc::new(CpuDevice::new(threads)))
+        .inference()
+        .build(&graph)?;
     Checkpoint::open(folder)?.load_into(&mut session)?;
     if rows > 1 {
         session.try_set_input_u32(LOGITS_ROW, &[rows as u32 - 1])?;
@@ -235,7 +237,11 @@ pub(crate) fn first_token<'a>(folder: &'a Path, setup: &'a Setup) -> Result<Comp
             let token = text.next().ok_or("there is no token")??;
             Ok(vec![token as f32])
         };
-        comparison.add(format!("meganeura {}", weights.name()), f32::INFINITY, Box::new(workload));
+        comparison.add(
+            format!("meganeura {}", weights.name()),
+            f32::INFINITY,
+            Box::new(workload),
+        );
     }
     let workload = move || {
         let (model, mut cache) = candle(folder)?;

@@ -7,6 +7,7 @@ mod kernels;
 mod language;
 mod onnx;
 mod problem;
+mod public;
 mod python;
 mod training;
 #[cfg(feature = "burn")]
@@ -48,12 +49,17 @@ enum Workload {
     Train,
     /// From nothing to the first token after 16, with weights read from a file and plans that are cached.
     FirstToken,
+    /// Inference of public ONNX models beside ONNX Runtime, with the ratio of their times; needs `--models`.
+    Public,
 }
 
 impl Workload {
     /// Whether it reads the checkpoint.
     fn is_language(self) -> bool {
-        matches!(self, Workload::Prefill | Workload::Decode | Workload::Train | Workload::FirstToken)
+        matches!(
+            self,
+            Workload::Prefill | Workload::Decode | Workload::Train | Workload::FirstToken
+        )
     }
 }
 
@@ -77,13 +83,17 @@ struct Entrant {
 }
 
 impl Entrant {
-    /// A session in this precision, whatever is the default of the device.
-    fn build(self, graph: &Graph, mode: Mode, update: Option<Update>) -> meganeura::Result<Session> {
+    /// What builds sessions in this precision, whatever is the default of the device.
+    fn builder(self) -> Builder {
         let rewrite = RewriteConfig {
             precision: Some(self.precision),
             ..RewriteConfig::default()
         };
-        Ok(Builder::on(self.device).mode(mode).maybe_optimizer(update).rewrite(rewrite.clone()).build(graph)?.0)
+        Builder::on(self.device).rewrite(rewrite)
+    }
+
+    fn build(self, graph: &Graph, mode: Mode, update: Option<Update>) -> meganeura::Result<Session> {
+        Ok(self.builder().mode(mode).maybe_optimizer(update).build(graph)?.0)
     }
 }
 
@@ -154,6 +164,10 @@ struct Args {
     /// Keep the checkpoint with random weights in this folder, and use it if it is there.
     #[arg(long)]
     checkpoint: Option<PathBuf>,
+
+    /// The folder that scripts/verify-external/onnx_public_models.py has filled, for `public`.
+    #[arg(long, value_name = "FOLDER")]
+    models: Option<PathBuf>,
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -175,7 +189,15 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     }
     let all = Workload::value_variants();
-    let workloads = if args.workload.is_empty() { all } else { &args.workload };
+    let mut workloads = if args.workload.is_empty() {
+        all.to_vec()
+    } else {
+        args.workload
+    };
+    if args.models.is_none() && workloads.len() == all.len() {
+        println!("{:28} left out: --models names no folder", "public ONNX models");
+        workloads.retain(|workload| *workload != Workload::Public);
+    }
     // Of processors alone, none waits for a clock.
     let warms = !setup.devices.is_empty();
     let temporary = tempfile::tempdir()?;
@@ -183,7 +205,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     if workloads.iter().any(|workload| workload.is_language()) {
         language::checkpoint(&folder)?;
     }
-    for workload in workloads {
+    for workload in &workloads {
         let comparison = match workload {
             Workload::Kernels => {
                 for problem in Problem::all() {
@@ -201,6 +223,16 @@ fn main() -> Result<(), Box<dyn Error>> {
             Workload::Decode => language::decode(&folder, &setup)?,
             Workload::Train => language::train(&folder, &setup)?,
             Workload::FirstToken => language::first_token(&folder, &setup)?,
+            Workload::Public => {
+                let folder = args.models.as_deref().ok_or("`public` needs --models FOLDER")?;
+                let mut ratios = Vec::new();
+                for model in public::models(folder)? {
+                    let timed = public::comparison(folder, &model, &setup)?.run(args.turns, warms);
+                    ratios.extend(timed.iter().filter(|t| t.name == public::RUNTIME).map(|t| t.ratio));
+                }
+                println!("\n{}", public::summary(ratios));
+                continue;
+            }
         };
         comparison.run(args.turns, warms);
     }
