@@ -60,6 +60,8 @@ pub use meganeura_compiler::compile;
 pub use meganeura_compiler::*;
 pub use meganeura_core::*;
 pub use meganeura_cpu as cpu;
+#[cfg(feature = "cuda")]
+pub use meganeura_cuda as cuda;
 pub use meganeura_llm as llm;
 pub use meganeura_nn as nn;
 pub use meganeura_nn::trainer::{TrainConfig, Trainer};
@@ -81,6 +83,8 @@ pub mod registry {
 pub fn verify_plugins() -> Result<()> {
     #[cfg(feature = "blade")]
     link_plugins!(blade)?;
+    #[cfg(feature = "cuda")]
+    link_plugins!(cuda)?;
     link_plugins!(cpu, fusion_rules, plugins)
 }
 

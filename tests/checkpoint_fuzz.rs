@@ -48,6 +48,7 @@ fn trainer(folder: &Path) -> Trainer {
             folder: folder.to_owned(),
             every: 1000,
             resume: true,
+            allow_changes: Vec::new(),
         }),
         ..TrainConfig::default()
     };

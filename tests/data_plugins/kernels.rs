@@ -444,6 +444,30 @@ fn a_kernel_that_computes_something_else_is_not_used() {
     );
 }
 
+/// Right for most numbers and sizes, and wrong where nobody looks first.
+#[test]
+fn kernels_that_are_wrong_far_out_are_not_used() {
+    if !is_there() {
+        return;
+    }
+    for (name, wrong) in [
+        ("farvalues", "2.0 * x[i] + select(0.0, 5.0, abs(x[i]) > 50.0)"),
+        ("farplaces", "2.0 * x[i] + select(0.0, 0.1, i > 3000u)"),
+    ] {
+        let place = folder();
+        let text = doubling(name, &RIGHT.replace("2.0 * x[i]", wrong));
+        open_data(&write(place.path(), &[("plugin.toml", &text)]), None).expect("its form is fine");
+        let sources = run_between_canaries(name);
+        assert!(sources.iter().all(|s| !s.contains("buffer_b")), "{name}: {sources:?}");
+        let problems = registry::problems();
+        let said = format!("'{name}.twice' is not used on blade");
+        assert!(
+            problems.iter().any(|p| p.to_string().contains(&said)),
+            "{name}: {problems:?}"
+        );
+    }
+}
+
 /// Memory that a kernel leaves as it is was of other tensors.
 #[test]
 fn a_kernel_that_leaves_elements_out_is_not_used() {

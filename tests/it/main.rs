@@ -1,6 +1,7 @@
 //! The tests of this crate that may share a process: one binary is linked once. Others say why they are not here.
 
 mod architecture;
+mod channels_last;
 mod checkpoints;
 #[path = "../common/mod.rs"]
 mod common;
@@ -11,6 +12,7 @@ mod external;
 mod memory;
 mod mixed_training;
 mod newcomer;
+mod on_device;
 mod packed;
 mod packed_weights;
 #[path = "../common/plans.rs"]

@@ -43,6 +43,9 @@ pub struct Options {
     pub max_work: u64,
     /// Precision of all plans. In [`Precision::Mixed`] a run fails if no dispatch used cooperative matrices.
     pub precision: Precision,
+    /// Cases that run at the same time, each on a thread. It pays where making kernels takes longer than running them. The report is
+    /// the same; a case that loses the device makes those fail that run beside it.
+    pub jobs: usize,
 }
 
 impl Default for Options {
@@ -53,6 +56,7 @@ impl Default for Options {
             seeds: 0..3,
             max_work: 4_000_000,
             precision: Precision::F32,
+            jobs: 1,
         }
     }
 }

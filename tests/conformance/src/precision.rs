@@ -57,6 +57,10 @@ impl Device for AtPrecision {
         self.device.launches(kernel)
     }
 
+    fn efficiency(&self, kernel: &KernelDesc) -> f64 {
+        self.device.efficiency(kernel)
+    }
+
     fn workspace_bytes(&self, plan: &ExecutionPlan) -> Result<u64> {
         self.device.workspace_bytes(plan)
     }

@@ -1,7 +1,7 @@
-//! Runs cases one after the other.
+//! Runs cases, one after the other or several at a time.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Instant;
 
 use meganeura_core::backend::{Backend, Device};
@@ -74,11 +74,11 @@ pub(crate) type SharedDevice = Arc<dyn Device>;
 /// A case that has not run yet.
 pub(crate) struct Case {
     pub(crate) id: String,
-    pub(crate) run: Box<dyn FnOnce(&SharedDevice) -> CaseRun>,
+    pub(crate) run: Box<dyn FnOnce(&SharedDevice) -> CaseRun + Send>,
 }
 
 impl Case {
-    pub(crate) fn new(id: impl Into<String>, run: impl FnOnce(&SharedDevice) -> CaseRun + 'static) -> Self {
+    pub(crate) fn new(id: impl Into<String>, run: impl FnOnce(&SharedDevice) -> CaseRun + Send + 'static) -> Self {
         Case {
             id: id.into(),
             run: Box::new(run),
@@ -110,6 +110,7 @@ pub fn run_with(
         elapsed: start.elapsed(),
     };
     let mut used = vec![false; expected.len()];
+    let mut chosen = Vec::new();
     for section in Section::ALL.into_iter().filter(|s| options.sections.contains(s)) {
         for case in cases(section, options) {
             if options.filter.as_ref().is_some_and(|f| !case.id.contains(f)) {
@@ -121,11 +122,10 @@ pub fn run_with(
                 used[i] = true;
                 &expected[i]
             });
-            let result = run_case(&device, case, known);
-            on_case(&result);
-            report.cases.push(result);
+            chosen.push((case, known));
         }
     }
+    report.cases = run_all(&device, chosen, options.jobs, on_case);
     if options.is_complete() {
         let unused = expected.iter().zip(&used).filter(|(_, used)| !**used);
         for result in unused.map(|(e, _)| unused_expectation(e)) {
@@ -194,6 +194,51 @@ fn cases(section: Section, options: &Options) -> Vec<Case> {
         Section::Semantics => semantics::cases(),
         Section::Errors => errors::cases(),
     }
+}
+
+/// Stack of the threads that run cases: graphs are walked by recursion in some places.
+const STACK: usize = 16 << 20;
+
+/// Runs cases on so many threads, and returns their results in the order of the cases.
+fn run_all(
+    device: &SharedDevice,
+    cases: Vec<(Case, Option<&ExpectedFailure>)>,
+    jobs: usize,
+    on_case: &mut dyn FnMut(&CaseResult),
+) -> Vec<CaseResult> {
+    let mut results: Vec<Option<CaseResult>> = std::iter::repeat_with(|| None).take(cases.len()).collect();
+    let queue = Mutex::new(cases.into_iter().enumerate());
+    // A panic cannot leave the queue half changed.
+    let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let work = |done: &mut dyn FnMut(usize, CaseResult)| {
+        while let Some((number, (case, known))) = next() {
+            done(number, run_case(device, case, known));
+        }
+    };
+    std::thread::scope(|scope| {
+        let (sender, receiver) = mpsc::channel();
+        for _ in 1..jobs {
+            let (sender, work) = (sender.clone(), &work);
+            let builder = std::thread::Builder::new().stack_size(STACK);
+            // Where there is no thread to be had, those that there are do its work.
+            let _ = builder.spawn_scoped(scope, move || {
+                work(&mut |number, result| {
+                    let _ = sender.send((number, result));
+                });
+            });
+        }
+        drop(sender);
+        let mut take = |number: usize, result: CaseResult| {
+            on_case(&result);
+            results[number] = Some(result);
+        };
+        work(&mut |number, result| {
+            take(number, result);
+            receiver.try_iter().for_each(|(number, result)| take(number, result));
+        });
+        receiver.iter().for_each(|(number, result)| take(number, result));
+    });
+    results.into_iter().flatten().collect()
 }
 
 fn run_case(device: &SharedDevice, case: Case, expected: Option<&ExpectedFailure>) -> CaseResult {

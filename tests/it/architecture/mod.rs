@@ -95,7 +95,7 @@ fn the_core_depends_on_no_gpu_crate_and_no_backend() {
 
 #[test]
 fn backends_know_the_core_only() {
-    for backend in ["meganeura-blade", "meganeura-cpu"] {
+    for backend in ["meganeura-blade", "meganeura-cpu", "meganeura-cuda"] {
         let tree = dependencies(backend);
         let own: Vec<&str> = tree.lines().filter(|l| l.starts_with("meganeura")).collect();
         let known = [backend, "meganeura-core", "meganeura-shaders"];
@@ -112,11 +112,15 @@ fn kernels_know_no_gpu_interface() {
     }
     assert!(tree.lines().any(|l| l.starts_with("naga")), "the tree is the real one");
     // The kernels' text is theirs alone.
-    for file in sources("backends/blade/src") {
+    let mut backends = sources("backends/blade/src");
+    backends.extend(sources("backends/cuda/src"));
+    for file in backends {
+        // Documentation may show some.
         let code = code(&file);
-        for word in ["workgroupBarrier", "@compute", "var<storage", "vec4<f32>"] {
-            assert!(!code.contains(word), "{} contains {word}", file.display());
-        }
+        let mut lines = code.lines().filter(|line| !line.trim_start().starts_with("//"));
+        let words = ["workgroupBarrier", "@compute", "var<storage", "vec4<f32>"];
+        let found = lines.find(|line| words.iter().any(|word| line.contains(word)));
+        assert!(found.is_none(), "{} contains {found:?}", file.display());
     }
 }
 
@@ -213,7 +217,7 @@ const CORE_LAYERS: &[&[&str]] = &[
     &["cost", "config"],
     &["plan", "backend"],
     &["profiler", "registry"],
-    &["cache", "fallback", "debug", "calibration"],
+    &["cache", "fallback", "debug", "calibration", "distributed"],
     &["select"],
     &["session"],
     &["replay"],
@@ -221,7 +225,7 @@ const CORE_LAYERS: &[&[&str]] = &[
 
 /// The same of the compiler.
 const COMPILER_LAYERS: &[&[&str]] = &[
-    &["rewrite", "cluster"],
+    &["rewrite", "cluster", "channels_last"],
     &["optimize", "compile", "link"],
     &["build"],
     &["measure"],
@@ -242,11 +246,11 @@ const CPU_LAYERS: &[&[&str]] = &[
 
 /// The same of language models: files, what is in them, a model with its weights, text.
 const LLM_LAYERS: &[&[&str]] = &[
-    &["files", "sampling"],
+    &["files", "sampling", "template"],
     &["tensors"],
     &["adapters", "gguf"],
-    &["checkpoint", "config", "chat"],
-    &["generator", "hub", "saving", "tokenizer"],
+    &["checkpoint", "config", "chat", "plans"],
+    &["engine", "generator", "hub", "saving", "tokenizer"],
 ];
 
 fn assert_layers(folder: &str, layers: &[&[&str]], at_least: usize) {
@@ -279,7 +283,13 @@ fn modules_know_those_beneath_them_only() {
 
 #[test]
 fn files_name_each_other_in_small_circles_only() {
-    for folder in ["backends/blade/src", "backends/cpu/src", "llm/src", "shaders/src"] {
+    for folder in [
+        "backends/blade/src",
+        "backends/cpu/src",
+        "backends/cuda/src",
+        "llm/src",
+        "shaders/src",
+    ] {
         for circle in circles::circles(&texts(folder)) {
             let names: Vec<String> = circle.iter().map(|module| module.join("/")).collect();
             assert!(
@@ -299,7 +309,7 @@ fn passes_name_no_operator() {
     let ops = root().join("core/src/ops");
     let is_test = |f: &std::path::PathBuf| f.file_stem().is_some_and(|n| n.to_string_lossy().ends_with("tests"));
     files.retain(|f| !f.starts_with(&ops));
-    for backend in ["backends/blade/src", "backends/cpu/src"] {
+    for backend in ["backends/blade/src", "backends/cpu/src", "backends/cuda/src"] {
         let kernels = root().join(backend).join("kernels");
         files.extend(sources(backend).into_iter().filter(|f| !f.starts_with(&kernels)));
     }
@@ -393,6 +403,7 @@ fn every_variable_has_its_line_in_the_page_of_settings() {
         "core/compiler/src",
         "backends/cpu/src",
         "backends/blade/src",
+        "backends/cuda/src",
         "benches/src",
         "cli/src",
         "plugins/host/src",

@@ -23,12 +23,12 @@ pub(super) fn cases() -> Vec<Case> {
     ]
 }
 
-const HEADS: [u32; 3] = [4, 2, 6];
+pub(super) const HEADS: [u32; 3] = [4, 2, 6];
 /// Elements of a row of queries, and of a row of the cache.
-const WIDTHS: [usize; 2] = [24, 12];
-const THETA: f32 = 100.0;
+pub(super) const WIDTHS: [usize; 2] = [24, 12];
+pub(super) const THETA: f32 = 100.0;
 /// What results may be off in `f32`, relative to the largest.
-const LIMIT: f64 = 2e-5;
+pub(super) const LIMIT: f64 = 2e-5;
 
 /// Rotary positions, two cache writes and attention, for so many rows of each sequence.
 fn step_of(batch: &[usize], rows: usize, capacity: usize) -> Graph {
@@ -53,28 +53,28 @@ fn step_of(batch: &[usize], rows: usize, capacity: usize) -> Graph {
     g
 }
 
-fn open(device: &SharedDevice, graph: &Graph) -> Result<Session> {
+pub(super) fn open(device: &SharedDevice, graph: &Graph) -> Result<Session> {
     Ok(Builder::on(device.clone()).inference().build(graph)?.0)
 }
 
 /// Rows of queries, keys and values.
-struct Rows([Vec<f32>; 3]);
+pub(super) struct Rows([Vec<f32>; 3]);
 
 impl Rows {
-    fn new(count: usize, seed: u64) -> Self {
+    pub(super) fn new(count: usize, seed: u64) -> Self {
         let widths = [WIDTHS[0], WIDTHS[1], WIDTHS[1]];
         let all = widths.iter().zip(seed..);
         let all: Vec<Vec<f32>> = all.map(|(width, seed)| narrow(&numbers(count * width, seed))).collect();
         Rows(all.try_into().unwrap_or_default())
     }
 
-    fn part(&self, rows: std::ops::Range<usize>) -> [&[f32]; 3] {
+    pub(super) fn part(&self, rows: std::ops::Range<usize>) -> [&[f32]; 3] {
         let widths = [WIDTHS[0], WIDTHS[1], WIDTHS[1]];
         [0, 1, 2].map(|i| &self.0[i][rows.start * widths[i]..rows.end * widths[i]])
     }
 
     /// What attention without a cache makes of them, by the oracle; and how much that may be off on cooperative matrices.
-    fn expected(&self, count: usize) -> Result<(Vec<f64>, f64)> {
+    pub(super) fn expected(&self, count: usize) -> Result<(Vec<f64>, f64)> {
         let mut g = Graph::new();
         let [heads, kv_heads, width] = HEADS;
         let q = g.input("q", &[count, WIDTHS[0]]);

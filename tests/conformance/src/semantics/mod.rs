@@ -2,6 +2,7 @@
 
 mod caches;
 mod order;
+mod paged;
 mod sessions;
 mod shapes;
 mod steps;
@@ -15,6 +16,7 @@ pub(crate) fn cases() -> Vec<Case> {
     [
         caches::cases(),
         order::cases(),
+        paged::cases(),
         shapes::cases(),
         steps::cases(),
         sessions::cases(),

@@ -216,3 +216,27 @@ fn pages_say_what_lines_say() {
     );
     assert!(!page.contains("<for this test>"), "{page}");
 }
+
+#[test]
+fn several_cases_at_a_time_give_the_same_report() {
+    let found = |jobs: usize| {
+        let options = Options {
+            filter: Some("core.s".into()),
+            sections: vec![Section::Operators],
+            seeds: 0..1,
+            jobs,
+            ..Options::default()
+        };
+        let mut seen = 0;
+        // With a kernel that fails, so that there are failures as well.
+        let device = broken("core.sin", |_| Err(Error::misuse("it is broken", "mend it"))).device();
+        let report = run_with(device, &options, &[], &mut |_| seen += 1);
+        assert_eq!(seen, report.cases.len(), "each is seen once");
+        let cases = report.cases.iter().map(|case| (case.id.clone(), case.outcome.clone()));
+        cases.collect::<Vec<_>>()
+    };
+    let alone = found(1);
+    assert!(alone.len() > 100, "{} cases", alone.len());
+    assert!(alone.iter().any(|(_, outcome)| outcome.is_failure()));
+    assert!(alone == found(5));
+}

@@ -1,0 +1,169 @@
+//! Paged key-value caches: sequences of any lengths in one step, blocks in any order, beginnings that are shared.
+
+use std::ops::Range;
+
+use meganeura_core::error::{Error, Result};
+use meganeura_core::graph::Graph;
+use meganeura_core::ops::AttentionOptions;
+use meganeura_core::{DType, Session};
+
+use super::caches::{HEADS, LIMIT, Rows, THETA, WIDTHS, open};
+use super::{case, same_f32};
+use crate::compare::compare_within;
+use crate::precision::on_units;
+use crate::runner::{Case, CaseRun, Check, SharedDevice, ensure, fail};
+use crate::storage::wide;
+
+pub(super) fn cases() -> Vec<Case> {
+    vec![
+        case("paged/sequences in pieces, in one step", sequences),
+        case("paged/a slot that is not there writes nothing", bad_slot),
+    ]
+}
+
+const BLOCKS: usize = 20;
+const BLOCK_ROWS: usize = 4;
+const TABLE_LEN: usize = 8;
+/// Rows of a step.
+const ROWS: usize = 48;
+/// The slot that writes nothing.
+const NOWHERE: u32 = (BLOCKS * BLOCK_ROWS) as u32;
+
+/// Rotary positions, two writes and attention, for rows of any sequences.
+fn graph() -> Graph {
+    let mut g = Graph::new();
+    let [heads, kv_heads, width] = HEADS;
+    let [positions, slots] = ["positions", "slots"].map(|name| g.input_u32(name, &[ROWS]));
+    let table = g.input_u32("table", &[ROWS, TABLE_LEN]);
+    let q = g.input("q", &[ROWS, WIDTHS[0]]);
+    let [k, v] = ["k", "v"].map(|name| g.input(name, &[ROWS, WIDTHS[1]]));
+    let [k_cache, v_cache] = ["cache.k", "cache.v"].map(|name| {
+        let cache = g.parameter(name, &[BLOCKS, BLOCK_ROWS, WIDTHS[1]]);
+        g.trainable(cache, false)
+    });
+    let [q, k] = [(q, WIDTHS[0]), (k, WIDTHS[1])].map(|(x, wide)| {
+        let of_sequences = g.reshape(x, &[ROWS, 1, wide]);
+        let turned = g.rope_dynamic_offset(of_sequences, THETA, positions, width);
+        g.reshape(turned, &[ROWS, wide])
+    });
+    g.paged_cache_write(k, k_cache, slots);
+    g.paged_cache_write(v, v_cache, slots);
+    let options = AttentionOptions::new(heads, kv_heads, width);
+    // The leaves themselves: what is read of them is what was written.
+    let y = g.paged_attention(q, k_cache, v_cache, positions, table, options);
+    g.set_outputs(vec![y]);
+    g
+}
+
+/// What a step is fed with.
+#[derive(Default)]
+struct Feeds {
+    rows: [Vec<f32>; 3],
+    positions: Vec<u32>,
+    slots: Vec<u32>,
+    table: Vec<u32>,
+}
+
+impl Feeds {
+    /// Adds some rows of a sequence whose blocks these are; those that are cached already are not written.
+    fn add(&mut self, sequence: &Rows, rows: Range<usize>, blocks: &[u32]) {
+        let parts = sequence.part(rows.clone());
+        for (all, part) in self.rows.iter_mut().zip(parts) {
+            all.extend(part);
+        }
+        for position in rows {
+            self.positions.push(position as u32);
+            let block = blocks[position / BLOCK_ROWS] as usize;
+            self.slots.push((block * BLOCK_ROWS + position % BLOCK_ROWS) as u32);
+            let start = self.table.len();
+            self.table.extend(blocks);
+            self.table.resize(start + TABLE_LEN, 0);
+        }
+    }
+
+    /// Runs the step, after rows that stand for nothing are added.
+    fn step(mut self, session: &mut Session) -> Result<Vec<f64>> {
+        let widths = [WIDTHS[0], WIDTHS[1], WIDTHS[1]];
+        for (all, width) in self.rows.iter_mut().zip(widths) {
+            all.resize(ROWS * width, 0.5);
+        }
+        self.positions.resize(ROWS, 0);
+        self.slots.resize(ROWS, NOWHERE);
+        self.table.resize(ROWS * TABLE_LEN, 0);
+        for (name, values) in ["q", "k", "v"].into_iter().zip(&self.rows) {
+            session.try_set_input(name, values)?;
+        }
+        for (name, values) in [
+            ("positions", &self.positions),
+            ("slots", &self.slots),
+            ("table", &self.table),
+        ] {
+            session.try_set_input_u32(name, values)?;
+        }
+        session.try_step()?;
+        Ok(wide(&session.try_read_output(ROWS * WIDTHS[0])?))
+    }
+}
+
+fn sequences(device: &SharedDevice) -> CaseRun {
+    let mut session = open(device, &graph())?;
+    // Whatever is in blocks before they are written changes nothing; block 0 is what rows read that stand for nothing.
+    for name in ["cache.k", "cache.v"] {
+        let mut cache = vec![f32::NAN; BLOCKS * BLOCK_ROWS * WIDTHS[1]];
+        cache[..BLOCK_ROWS * WIDTHS[1]].fill(0.0);
+        session.try_upload_param(name, &cache)?;
+    }
+    let all: Vec<Rows> = (0..3).map(|i| Rows::new(30, 60 + 3 * i)).collect();
+    let blocks: [&[u32]; 3] = [&[7, 3, 19, 4, 11, 2, 9, 1], &[5, 18, 6], &[12, 8]];
+    let mut found: [Vec<f64>; 3] = Default::default();
+    // The last rows of the first sequence are computed twice, as one that shares a beginning does.
+    for pieces in [[0..20, 0..11, 0..2], [20..30, 11..11, 2..5], [24..30, 11..12, 5..6]] {
+        let mut feeds = Feeds::default();
+        for ((sequence, rows), blocks) in all.iter().zip(pieces.clone()).zip(blocks) {
+            feeds.add(sequence, rows, blocks);
+        }
+        let results = feeds.step(&mut session)?;
+        let mut results = results.chunks_exact(WIDTHS[0]);
+        for (rows, found) in pieces.into_iter().zip(&mut found) {
+            found.truncate(rows.start * WIDTHS[0]);
+            found.extend(results.by_ref().take(rows.len()).flatten());
+        }
+    }
+    let mut check = Check::default();
+    for (sequence, found) in all.iter().zip(&found) {
+        let count = found.len() / WIDTHS[0];
+        let (expected, off) = sequence.expected(count)?;
+        let more = if on_units(session.plan()) > 0 { off } else { 0.0 };
+        let what = format!("a sequence of {count} tokens");
+        check = check.worse(compare_within(&what, DType::F32, found, &expected, LIMIT, more)?);
+    }
+    Ok(check)
+}
+
+fn bad_slot(device: &SharedDevice) -> CaseRun {
+    let mut session = open(device, &graph())?;
+    let cache: Vec<f32> = (0..BLOCKS * BLOCK_ROWS * WIDTHS[1]).map(|i| i as f32).collect();
+    for name in ["cache.k", "cache.v"] {
+        session.try_upload_param(name, &cache)?;
+    }
+    let rows = Rows::new(3, 9);
+    let mut feeds = Feeds::default();
+    feeds.add(&rows, 0..3, &[1]);
+    feeds.slots[1] = NOWHERE + 1;
+    let outcome = feeds.step(&mut session);
+    match outcome.and_then(|_| session.try_wait().map(|_| ())) {
+        Err(Error::IndexOutOfRange { index, .. }) if index == NOWHERE + 1 => {}
+        other => return fail(format!("the slot {} of {NOWHERE}: {other:?}", NOWHERE + 1)),
+    }
+    for name in ["cache.k", "cache.v"] {
+        same_f32(name, &session.try_read_parameter(name)?, &cache)?;
+    }
+    let mut feeds = Feeds::default();
+    feeds.add(&rows, 0..3, &[1]);
+    feeds.step(&mut session)?;
+    ensure!(
+        session.try_read_parameter("cache.k")? != cache,
+        "slots that are there wrote nothing"
+    );
+    Ok(Check::default())
+}
