@@ -92,6 +92,9 @@ fn add_last_few(own: u32) -> f32 {
     return few[own * LAST_ADDERS] + few[own * LAST_ADDERS + 1u];
 }
 
+// Backends that begin a launch before the one in front of it has ended wait for it here: what is read before, no launch writes.
+fn await_earlier_launches() {}
+
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let group_number = group.x;
@@ -121,6 +124,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     // @end
     // @end
     // @end
+    await_earlier_launches();
     // @insert before
     // @if STAGED
     // @repeat s < (CHUNKS + 1) / 2

@@ -71,7 +71,8 @@ impl Backend for CudaBackend {
                 format!("version {major}.{minor}")
             },
         );
-        let library = CublasLt::open().map_or_else(|why| why, |library| format!("version {}", library.version_text()));
+        let library =
+            CublasLt::open(None).map_or_else(|why| why, |library| format!("version {}", library.version_text()));
         vec![
             Fact::new("driver", driver),
             Fact::new("NVRTC", nvrtc),

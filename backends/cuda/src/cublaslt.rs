@@ -62,6 +62,7 @@ pub(crate) struct CublasLt {
     library: Opened,
     handle: Pointer,
     version: usize,
+    min_flops: usize,
 }
 
 // SAFETY: the library's documentation says that a handle may be used by several threads at a time.
@@ -108,11 +109,11 @@ unsafe impl Send for Ready {}
 unsafe impl Sync for Ready {}
 
 impl CublasLt {
-    /// Opens the library, for the current context.
+    /// Opens the library, for the current context. It gets matmuls of at least so many operations.
     ///
     /// # Errors
     /// It is not found, or does not start.
-    pub(crate) fn open() -> Result<Self, String> {
+    pub(crate) fn open(min_flops: Option<usize>) -> Result<Self, String> {
         WANTED.open(|library| {
             let create: Create = library.function(c"cublasLtCreate")?;
             let version: unsafe extern "C" fn() -> usize = library.function(c"cublasLtGetVersion")?;
@@ -124,8 +125,14 @@ impl CublasLt {
                 version: unsafe { version() },
                 library,
                 handle,
+                min_flops: min_flops.unwrap_or(MIN_FLOPS),
             })
         })
+    }
+
+    /// Operations from which on it gets a matmul.
+    pub(crate) fn min_flops(&self) -> usize {
+        self.min_flops
     }
 
     /// Its version as people write it.
@@ -330,8 +337,8 @@ impl Drop for Ready {
     }
 }
 
-/// Multiplications from which on a matmul is given to the library.
-const MIN_MULTIPLICATIONS: usize = 1 << 27;
+/// Operations (multiplications and additions) from which on a matmul is given to the library.
+const MIN_FLOPS: usize = 1 << 28;
 /// Fewest rows and columns of such a result: of fewer, kernels that read a matrix once are as fast.
 const MIN_SIDE: usize = 64;
 /// What tensor cores read at once, in elements of `f16`: rows of other lengths are slow.
@@ -347,7 +354,8 @@ impl MatmulLibrary for CublasLt {
         let are_aligned = [columns(0, [m, k]), columns(1, [k, n]), n]
             .iter()
             .all(|c| c.is_multiple_of(VECTOR));
-        are_aligned && m.min(n) >= MIN_SIDE && batch.saturating_mul(m * n).saturating_mul(k) >= MIN_MULTIPLICATIONS
+        let flops = batch.saturating_mul(2 * m * n).saturating_mul(k);
+        are_aligned && m.min(n) >= MIN_SIDE && flops >= self.min_flops
     }
 
     fn workspace_bytes(&self) -> usize {

@@ -152,9 +152,9 @@ impl Device for CudaDevice {
 
     fn kernels(&self) -> String {
         format!(
-            "{:?}, cuBLASLt {}{}",
+            "{:?}, cuBLASLt {:?}{}",
             self.wanted,
-            self.library().is_some(),
+            self.handle.library().map(|library| library.min_flops()),
             self.answers.fingerprint(&self.handle)
         )
     }

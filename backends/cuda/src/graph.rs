@@ -11,13 +11,16 @@ use crate::program::{KernelCall, MatmulCall, Phase, Ready, Work};
 /// The port of a kernel that fires when all of its blocks have asked for their dependents to be launched, or have ended.
 const PROGRAMMATIC_PORT: u8 = 1;
 
-/// How launches of a step are ordered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Order {
-    /// Whether launches may begin before the one that they depend on has ended.
-    pub(crate) programmatic: bool,
-    /// Whether each waits for the one in front of it, instead of those whose memory it needs.
-    pub(crate) chain: bool,
+/// In which order the launches of a step are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Order {
+    /// As the first steps are faster.
+    #[default]
+    Measured,
+    /// Each waits for those whose memory it needs.
+    Branches,
+    /// Each waits for the one in front of it.
+    Chain,
 }
 
 /// A graph that the driver has made ready to be launched.
@@ -30,7 +33,8 @@ pub(crate) struct Graph {
 unsafe impl Send for Graph {}
 
 impl Graph {
-    /// The graph of some launches in their order. With `programmatic`, a launch begins before the one in front of it has ended, and
+    /// The graph of some launches in their order: each waits for those whose memory it needs, or for the one in front of it (`chain`);
+    /// and whether a chain is the same. With `programmatic`, a launch begins before the one in front of it has ended, and
     /// waits in its code, as every kernel does. That holds for chains alone, of launches that depend on one other and on which one
     /// other depends: of forks an H100 with driver 580 lost count (Xid 13, DEPENDENCE_COUNTER_UNDERFLOW).
     ///
@@ -40,8 +44,9 @@ impl Graph {
         gpu: &Arc<Gpu>,
         stream: sys::CUstream,
         launches: &[&Ready],
-        Order { programmatic, chain }: Order,
-    ) -> Result<Self, DriverError> {
+        chain: bool,
+        programmatic: bool,
+    ) -> Result<(Self, bool), DriverError> {
         let launches: Vec<&Ready> = launches.iter().copied().filter(|launch| !is_empty(launch)).collect();
         let accesses: Vec<&[_]> = launches.iter().map(|launch| &launch.accesses[..]).collect();
         let dependencies = dependencies(accesses.len(), |earlier, later| {
@@ -54,6 +59,10 @@ impl Graph {
                 true => earlier + 1 == later,
                 false => accesses[later].iter().any(conflict),
             }
+        });
+        let is_chain = (0..).zip(&dependencies).all(|(later, before)| match later {
+            0 => true,
+            later => *before == [later - 1],
         });
         let mut followers = vec![0_usize; launches.len()];
         dependencies
@@ -71,7 +80,7 @@ impl Graph {
             }
             nodes.push(node);
         }
-        template.instantiate(gpu, stream)
+        Ok((template.instantiate(gpu, stream)?, is_chain))
     }
 
     /// The graph of launches in phases, each of which waits for the one before, with an event in front and one behind each.

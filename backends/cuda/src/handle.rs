@@ -1,6 +1,6 @@
 //! A device as its driver has it: the context, what it can do, and its compiled kernels.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use meganeura_core::backend::shader::ShaderDevice;
@@ -9,6 +9,7 @@ use meganeura_core::{ExecutionPlan, Result};
 use meganeura_shaders::host::{Draft, Host, Refused, Unmade};
 use meganeura_shaders::{DTYPES, Launch};
 
+use crate::copies::Copier;
 use crate::cubins::Compiler;
 use crate::cublaslt::CublasLt;
 use crate::driver::{Driver, Properties};
@@ -33,7 +34,10 @@ pub(crate) struct Handle {
     properties: Properties,
     capabilities: Capabilities,
     kernels: Kernels,
+    /// The kernel of small copies, once it is needed.
+    copier: OnceLock<Arc<Copier>>,
     order: Order,
+    programmatic: bool,
     merge: bool,
     library: Option<Arc<CublasLt>>,
 }
@@ -50,7 +54,7 @@ impl Handle {
             .map_err(|why| meganeura_core::Error::backend(NAME, why))?;
         let library = match settings.cublaslt {
             true => gpu
-                .within(|| Ok(CublasLt::open()))?
+                .within(|| Ok(CublasLt::open(settings.cublaslt_min_flops)))?
                 .inspect_err(|why| log::info!("{name}: {why}"))
                 .ok(),
             false => None,
@@ -77,10 +81,9 @@ impl Handle {
             kernels: Kernels::new(compiler, programmatic),
             gpu,
             properties,
-            order: Order {
-                programmatic,
-                chain: settings.chain,
-            },
+            copier: OnceLock::new(),
+            order: settings.order,
+            programmatic,
             merge: settings.merge,
             library: library.map(Arc::new),
         })
@@ -117,9 +120,26 @@ impl Handle {
         self.merge.then_some(self.properties.multiprocessors)
     }
 
-    /// How launches of a step are ordered.
+    /// In which order the launches of a step are.
     pub(crate) fn order(&self) -> Order {
         self.order
+    }
+
+    /// Whether launches begin before those that they depend on have ended.
+    pub(crate) fn programmatic(&self) -> bool {
+        self.programmatic
+    }
+
+    /// The kernel of small copies.
+    ///
+    /// # Errors
+    /// The compiler's or the driver's.
+    pub(crate) fn copier(&self) -> Result<Arc<Copier>> {
+        if let Some(copier) = self.copier.get() {
+            return Ok(copier.clone());
+        }
+        let copier = Arc::new(Copier::new(&self.gpu, self.kernels.compiler())?);
+        Ok(self.copier.get_or_init(|| copier).clone())
     }
 }
 

@@ -1,18 +1,19 @@
 //! Kernels on a device: written in CUDA C++ from their WGSL, compiled on several threads, loaded, and shared by plans.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use cudarc::driver::{result, sys};
+use meganeura_core::plan::BufferRef;
 use meganeura_core::{Error, Result};
 use meganeura_shaders::host::Refused;
-use meganeura_shaders::{Binding, Launch};
+use meganeura_shaders::{Binding, Launch, Memory};
 
 use crate::cubins::Compiler;
 use crate::gpu::{Gpu, NAME};
 use crate::wgsl::read;
-use crate::writer::{Bounds, Call, Merged, Options, write, write_merged};
+use crate::writer::{Bounds, Call, Merged, Options, waits_late, write, write_merged};
 
 /// Kernels that are kept for the plans that are going to use them.
 const KEPT: usize = 64;
@@ -92,6 +93,8 @@ pub(crate) struct Request<'a> {
     /// Label of a dispatch, for errors.
     pub(crate) label: &'a str,
     pub(crate) launches: Vec<&'a Launch>,
+    /// Buffers of the plan that none of its dispatches writes.
+    pub(crate) unwritten: &'a HashSet<BufferRef>,
 }
 
 /// What decides the machine code of a kernel: its launches, and how many blocks each has if they are several.
@@ -108,6 +111,8 @@ struct LaunchKey {
     /// Whether no buffer that is only read is one that is written.
     restrict: bool,
     custom: bool,
+    /// What the kernel may read before it waits for earlier launches.
+    unwritten: Vec<&'static str>,
 }
 
 impl Key {
@@ -118,17 +123,28 @@ impl Key {
                 1 => Vec::new(),
                 _ => launches.clone().map(|launch| launch.groups).collect(),
             },
-            launches: launches.map(|launch| LaunchKey::of(launch)).collect(),
+            launches: launches
+                .map(|launch| LaunchKey::of(launch, request.unwritten))
+                .collect(),
         }
     }
 }
 
 impl LaunchKey {
-    fn of(launch: &Launch) -> Self {
+    fn of(launch: &Launch, unwritten: &HashSet<BufferRef>) -> Self {
+        let is_unwritten = |binding: &Binding| match binding {
+            Binding::Memory(Memory::Buffer(buffer)) => unwritten.contains(buffer),
+            _ => false,
+        };
+        let bound = launch.bindings.iter().zip(&launch.names);
         LaunchKey {
             source: launch.source.clone(),
             restrict: !has_aliases(launch),
             custom: launch.is_custom(),
+            unwritten: match waits_late(&launch.source) {
+                true => bound.filter(|(b, _)| is_unwritten(b)).map(|(_, name)| *name).collect(),
+                false => Vec::new(),
+            },
         }
     }
 }
@@ -153,6 +169,10 @@ impl Kernels {
             known: Mutex::default(),
             kept: Mutex::default(),
         }
+    }
+
+    pub(crate) fn compiler(&self) -> &Compiler {
+        &self.compiler
     }
 
     /// The kernels of requests, in their order.
@@ -194,9 +214,11 @@ impl Kernels {
     /// # Errors
     /// As there.
     pub(crate) fn prepare(&self, gpu: &Arc<Gpu>, launches: &[(&str, &Launch)]) -> Result<(), Refused> {
+        let unwritten = HashSet::new();
         let requests = launches.iter().map(|&(label, launch)| Request {
             label,
             launches: vec![launch],
+            unwritten: &unwritten,
         });
         let made = self.of(gpu, &requests.collect::<Vec<_>>())?;
         // A panic cannot leave the list half changed.
@@ -348,6 +370,7 @@ impl Kernels {
             },
             restrict: launch.restrict,
             programmatic: self.programmatic,
+            unwritten: launch.unwritten.iter().map(|name| (*name).to_owned()).collect(),
             natives: !launch.custom,
             ..Options::default()
         }

@@ -19,6 +19,7 @@
 //! ```
 
 mod backend;
+mod copies;
 mod cubins;
 mod cublaslt;
 mod device;

@@ -7,6 +7,7 @@ use meganeura_core::{Error, Result, files};
 use meganeura_shaders::host::Wanted;
 
 use crate::gpu::NAME;
+use crate::graph::Order;
 
 /// The setting that says whether tensor cores are used.
 const TENSOR_CORES: &str = "tensor_cores";
@@ -24,13 +25,15 @@ const GRAPH: &str = "graph";
 const MERGE: &str = "merge_launches";
 /// The setting that says whether large matmuls are given to cuBLASLt.
 const CUBLASLT: &str = "cublaslt";
+/// The setting that says from how many operations on a matmul is large.
+const CUBLASLT_MIN_FLOPS: &str = "cublaslt_min_flops";
 /// The setting that says whether compiled kernels are kept on the disk.
 const CACHE: &str = "kernel_cache";
 /// The setting that names the folder that they are kept in.
 const FOLDER: &str = "kernel_cache_folder";
 
 /// All of them.
-const NAMES: [&str; 10] = [
+const NAMES: [&str; 11] = [
     TENSOR_CORES,
     MIN_WORKGROUPS,
     MAX_RESIDENT,
@@ -39,6 +42,7 @@ const NAMES: [&str; 10] = [
     GRAPH,
     MERGE,
     CUBLASLT,
+    CUBLASLT_MIN_FLOPS,
     CACHE,
     FOLDER,
 ];
@@ -50,12 +54,14 @@ pub(crate) struct Settings {
     pub(crate) wanted: Wanted,
     /// Whether launches begin early, where the card has it.
     pub(crate) programmatic: bool,
-    /// Whether all launches of a step are one chain.
-    pub(crate) chain: bool,
+    /// In which order the launches of a step are.
+    pub(crate) order: Order,
     /// Whether small launches become one kernel.
     pub(crate) merge: bool,
     /// Whether large matmuls are given to cuBLASLt.
     pub(crate) cublaslt: bool,
+    /// Operations from which on they are, if it is not the usual number.
+    pub(crate) cublaslt_min_flops: Option<usize>,
     /// The folder of compiled kernels, if they are kept.
     pub(crate) folder: Option<PathBuf>,
 }
@@ -84,9 +90,14 @@ impl Settings {
                 wide_results: config.backend_choice(NAME, INTERMEDIATES, ["f16", "f32"])? == "f32",
             },
             programmatic: config.backend_choice(NAME, PROGRAMMATIC, ["on", "off"])? == "on",
-            chain: config.backend_choice(NAME, GRAPH, ["branches", "chain"])? == "chain",
+            order: match config.backend_choice(NAME, GRAPH, ["auto", "branches", "chain"])? {
+                "branches" => Order::Branches,
+                "chain" => Order::Chain,
+                _ => Order::Measured,
+            },
             merge: config.backend_choice(NAME, MERGE, ["on", "off"])? == "on",
             cublaslt: config.backend_choice(NAME, CUBLASLT, ["on", "off"])? == "on",
+            cublaslt_min_flops: config.backend_size(NAME, CUBLASLT_MIN_FLOPS)?,
             folder: folder(config)?,
         })
     }
@@ -113,17 +124,19 @@ mod tests {
     #[test]
     fn settings_are_read_and_wrong_ones_are_errors() {
         let usual = read("").expect("nothing is set");
-        assert!(usual.programmatic && usual.wanted == Wanted::default());
+        assert!(usual.programmatic && usual.wanted == Wanted::default() && usual.order == Order::Measured);
         let all = "tensor_cores = 'off'\nprogrammatic_launch = 'off'\nkernel_cache = 'off'\ncoop_min_workgroups = 7\n\
-                   coop_intermediates = 'f32'";
+                   coop_intermediates = 'f32'\ngraph = 'chain'\ncublaslt_min_flops = 9";
         let all = read(all).expect("all are known");
         assert_eq!((all.wanted.tile, all.wanted.min_workgroups), (Some(0), Some(7)));
         assert!(all.wanted.wide_results && !all.programmatic && all.folder.is_none());
+        assert_eq!((all.order, all.cublaslt_min_flops), (Order::Chain, Some(9)));
         let folder = read("kernel_cache_folder = 'there'").expect("a folder").folder;
         assert_eq!(folder, Some("there".into()));
         for (settings, words) in [
             ("tensor_core = 'on'", "tensor_core is no setting"),
             ("tensor_cores = 'maybe'", "use 'on' or 'off'"),
+            ("graph = 'tree'", "use 'auto', 'branches' or 'chain'"),
             ("coop_min_workgroups = 5000000000", "at most 4294967295"),
         ] {
             let error = read(settings).expect_err(settings);

@@ -147,21 +147,32 @@ impl Config {
         })
     }
 
-    /// A setting of a backend that is one of two words, of which the first is meant where it is not given.
+    /// A setting of a backend that is one of some words, of which the first is meant where it is not given.
     ///
     /// # Errors
     /// [`Error::Config`] for another word, or no text.
-    pub fn backend_choice(&self, backend: &str, key: &str, words: [&'static str; 2]) -> Result<&'static str> {
-        let [usual, other] = words;
-        match self.backend_text(backend, key)? {
-            None => Ok(usual),
-            Some(text) if text == usual => Ok(usual),
-            Some(text) if text == other => Ok(other),
-            Some(text) => Err(Error::Config {
+    pub fn backend_choice<const N: usize>(
+        &self,
+        backend: &str,
+        key: &str,
+        words: [&'static str; N],
+    ) -> Result<&'static str> {
+        let usual = words.first().copied().unwrap_or_default();
+        let Some(text) = self.backend_text(backend, key)? else {
+            return Ok(usual);
+        };
+        words.into_iter().find(|word| *word == text).ok_or_else(|| {
+            let quoted: Vec<String> = words.iter().map(|word| format!("'{word}'")).collect();
+            let all = match quoted.split_last() {
+                Some((last, [])) => last.clone(),
+                Some((last, others)) => format!("{} or {last}", others.join(", ")),
+                None => "nothing".into(),
+            };
+            Error::Config {
                 origin: self.origin(),
-                message: format!("backend.{backend}.{key} is '{text}'; use '{usual}' or '{other}'"),
-            }),
-        }
+                message: format!("backend.{backend}.{key} is '{text}'; use {all}"),
+            }
+        })
     }
 
     /// A setting of a backend that is a path: as other paths of the configuration, relative to its folder.

@@ -9,6 +9,11 @@ impl CudaExecutable {
     /// Waits for the submission of a frame, and notes a fault in it. Older submissions are to be finished before.
     pub(super) fn finish(&mut self, at: usize) -> Result<()> {
         self.wait_for(at)?;
+        if let Some((segments, number, time)) = self.frames[at].take_compared()?
+            && let Some(replay) = self.graphs.get_mut(&segments)
+        {
+            replay.note(number, time);
+        }
         self.profile.collect(&self.measured, self.frames[at].ticket)?;
         if !std::mem::take(&mut self.frames[at].unread_report) {
             return Ok(());

@@ -2,10 +2,11 @@
 
 mod finish;
 mod frame;
+mod replay;
 mod submit;
 mod timing;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use cudarc::driver::{result, sys};
@@ -20,7 +21,9 @@ use meganeura_shaders::host::{Host as _, report_bytes};
 
 pub(crate) use self::frame::Event;
 use self::frame::Frame;
+use self::replay::Replay;
 use self::timing::{MeasuredGraph, Profile, Tag};
+use crate::copies::Copier;
 use crate::gpu::{Gpu, NAME};
 use crate::graph::{Graph, Order};
 use crate::handle::Handle;
@@ -74,7 +77,7 @@ impl Scalars {
 /// A compiled plan with its memory.
 pub(crate) struct CudaExecutable {
     // Fields are dropped in this order: what the driver runs goes before the memory that it uses.
-    graphs: HashMap<Vec<usize>, Graph>,
+    graphs: HashMap<Vec<usize>, Replay>,
     /// The same with events, for each frame.
     measured: HashMap<(Vec<usize>, usize), MeasuredGraph>,
     stream: Stream,
@@ -87,8 +90,11 @@ pub(crate) struct CudaExecutable {
     extras: Extras,
     plan_buffers: usize,
     scalars: Scalars,
-    /// How launches are ordered.
+    copier: Arc<Copier>,
+    /// In which order launches are.
     order: Order,
+    /// Whether they begin before those that they depend on have ended.
+    programmatic: bool,
     /// What runs, for each dispatch.
     titles: Vec<String>,
     profiling: bool,
@@ -122,10 +128,15 @@ impl CudaExecutable {
         let beside: u64 = sizes[draft.sizes.len()..].iter().sum();
         check_fit(plan, draft.workspace_bytes() + beside, device.capabilities())?;
         let batches = batches(&draft, plan, device.merge());
+        let written = plan.dispatches.iter().flat_map(|dispatch| &dispatch.outputs);
+        let written: HashSet<BufferRef> = written.map(|output| output.buffer).collect();
+        let buffers = (0..plan.buffers.len()).map(|number| BufferRef(number as u32));
+        let unwritten: HashSet<BufferRef> = buffers.filter(|buffer| !written.contains(buffer)).collect();
         let all = batches.iter().flatten().flatten();
         let requests = all.filter(|batch| batch[0].1.library.is_none()).map(|batch| Request {
             label: &plan.dispatches[batch[0].0].label,
             launches: batch.iter().map(|(_, launch)| *launch).collect(),
+            unwritten: &unwritten,
         });
         let kernels = device.kernels().of(gpu, &requests.collect::<Vec<_>>());
         let kernels = kernels.map_err(|refused| draft.unmade(plan, refused))?;
@@ -159,7 +170,9 @@ impl CudaExecutable {
                 bytes: vec![0; 4 * plan.scalar_buffers.len()],
                 changed: false,
             },
+            copier: device.copier()?,
             order: device.order(),
+            programmatic: device.programmatic(),
             titles: draft.titles,
             profiling: false,
             profile: Profile::default(),
@@ -275,7 +288,7 @@ impl CudaExecutable {
 
     /// Enqueues the launches of a step.
     fn enqueue(&mut self, segments: &[usize]) -> Result<()> {
-        let (gpu, stream, order) = (self.gpu.clone(), self.stream.raw, self.order);
+        let (gpu, stream, programmatic) = (self.gpu.clone(), self.stream.raw, self.programmatic);
         if self.profiling {
             return self.enqueue_measured(segments);
         }
@@ -286,15 +299,31 @@ impl CudaExecutable {
             }
             let phases = segments.iter().filter_map(|&s| self.segments.get(s)).flatten();
             let launches: Vec<_> = phases.flatten().collect();
-            let graph = gpu.call("making a graph of a step", || {
-                Graph::new(&gpu, stream, &launches, order)
+            let graphs = gpu.call("making a graph of a step", || {
+                let make = |chain| Graph::new(&gpu, stream, &launches, chain, programmatic);
+                let (first, is_chain) = make(self.order == Order::Chain)?;
+                Ok(match self.order == Order::Measured && !is_chain {
+                    true => vec![first, make(true)?.0],
+                    false => vec![first],
+                })
             })?;
-            self.graphs.insert(segments.to_vec(), graph);
+            self.graphs.insert(segments.to_vec(), Replay::new(graphs));
         }
-        match self.graphs.get(segments) {
-            Some(graph) => gpu.call("launching a step", || graph.launch(stream)),
-            None => Ok(()),
-        }
+        let Some((graph, measured)) = self.graphs.get_mut(segments).and_then(Replay::next) else {
+            return Ok(());
+        };
+        let Some(number) = measured else {
+            return gpu.call("launching a step", || graph.launch(stream));
+        };
+        let frame = &mut self.frames[self.current];
+        let [before, behind] = frame.around(&gpu)?;
+        gpu.call("launching a step", || {
+            before.record(stream)?;
+            graph.launch(stream)?;
+            behind.record(stream)
+        })?;
+        frame.compared = Some((segments.to_vec(), number));
+        Ok(())
     }
 
     /// The tag of a phase, for profiles.

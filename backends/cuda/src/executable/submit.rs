@@ -11,20 +11,43 @@ use meganeura_shaders::host::Copy;
 use super::CudaExecutable;
 use super::frame::Event;
 use super::timing::{Measured, MeasuredGraph};
+use crate::copies::{Copier, SmallCopy, runs};
 use crate::graph::Graph;
 
-/// Enqueues a copy from memory of the host that the device reads by itself.
+/// Enqueues copies between memory of the host and of the device: small ones by a kernel.
 ///
 /// # Safety
-/// `from` has so many bytes, which stay as they are until the copy is complete; `to` is a range of the device with as many.
-unsafe fn copy_in(
-    to: sys::CUdeviceptr,
-    from: *const c_void,
-    bytes: usize,
+/// All ranges are there, and stay as they are until the copies are complete; those of the host were allocated by the driver.
+unsafe fn copy(
+    copier: &Copier,
+    copies: &[SmallCopy],
+    direction: Direction,
     stream: sys::CUstream,
 ) -> Result<(), DriverError> {
-    // SAFETY: by the contract of this function.
-    unsafe { sys::cuMemcpyHtoDAsync_v2(to, from, bytes, stream) }.result()
+    for run in runs(copies) {
+        let Some(&SmallCopy { to, from, bytes }) = run.first().filter(|first| !first.is_small()) else {
+            // SAFETY: by the contract of this function.
+            unsafe { copier.enqueue(run, stream) }?;
+            continue;
+        };
+        let bytes = bytes as usize;
+        // SAFETY: as above.
+        let enqueued = unsafe {
+            match direction {
+                Direction::ToDevice => sys::cuMemcpyHtoDAsync_v2(to, from as *const c_void, bytes, stream),
+                Direction::ToHost => sys::cuMemcpyDtoHAsync_v2(to as *mut c_void, from, bytes, stream),
+            }
+        };
+        enqueued.result()?;
+    }
+    Ok(())
+}
+
+/// Which way bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Direction {
+    ToDevice,
+    ToHost,
 }
 
 impl CudaExecutable {
@@ -59,30 +82,35 @@ impl CudaExecutable {
                 }
             }
             let Some(staged) = staged else { return Ok(()) };
-            for (copy, target) in self.writes.copies.iter().zip(&targets) {
-                // SAFETY: the frame's memory has these bytes, and stays until the frame is finished.
-                unsafe { copy_in(*target, staged.byte_add(copy.host as usize), copy.len as usize, stream) }?;
-            }
+            let staged = staged as u64;
+            let writes = self.writes.copies.iter().zip(&targets);
+            let mut all: Vec<SmallCopy> = writes
+                .map(|(copy, &to)| SmallCopy {
+                    to,
+                    from: staged + copy.host,
+                    bytes: copy.len,
+                })
+                .collect();
             if scalars {
-                let len = self.scalars.bytes.len();
-                let first = self.writes.bytes.len() - len;
+                let len = self.scalars.bytes.len() as u64;
+                let from = staged + (self.writes.bytes.len() as u64 - len);
                 // The block that kernels bind, and the list that those read that need more.
-                let block = len.min(super::SCALAR_BYTES);
-                // SAFETY: as above.
-                unsafe {
-                    copy_in(
-                        arena.address(self.extras.scalars, 0),
-                        staged.byte_add(first),
-                        block,
-                        stream,
-                    )
-                }?;
-                if let Some(all) = arena.place(self.extra.scalars).filter(|_| len > super::SCALAR_BYTES) {
-                    // SAFETY: as above.
-                    unsafe { copy_in(arena.address(all, 0), staged.byte_add(first), len, stream) }?;
-                }
+                all.push(SmallCopy {
+                    to: arena.address(self.extras.scalars, 0),
+                    from,
+                    bytes: len.min(super::SCALAR_BYTES as u64),
+                });
+                let list = arena
+                    .place(self.extra.scalars)
+                    .filter(|_| len > super::SCALAR_BYTES as u64);
+                all.extend(list.map(|list| SmallCopy {
+                    to: arena.address(list, 0),
+                    from,
+                    bytes: len,
+                }));
             }
-            Ok(())
+            // SAFETY: the frame's memory has these bytes, and stays until the frame is finished.
+            unsafe { copy(&self.copier, &all, Direction::ToDevice, stream) }
         })?;
         self.writes.clear();
         Ok(())
@@ -153,19 +181,20 @@ impl CudaExecutable {
         let frame = &mut self.frames[self.current];
         let target = frame.download.with_capacity(end as usize)?;
         let (arena, stream) = (&self.arena, self.stream.raw);
+        let report = fault.map(|fault| SmallCopy {
+            to: target as u64,
+            from: arena.address(fault, 0),
+            bytes: bytes as u64,
+        });
+        let results = copies.iter().zip(&sources).map(|(copy, &from)| SmallCopy {
+            to: target as u64 + copy.host,
+            from,
+            bytes: copy.len,
+        });
+        let all: Vec<SmallCopy> = report.into_iter().chain(results).collect();
         self.gpu.call("downloading", || {
-            if let Some(fault) = fault {
-                // SAFETY: the frame's memory has room, and stays until the frame is finished; the range is that of a buffer.
-                unsafe { sys::cuMemcpyDtoHAsync_v2(target, arena.address(fault, 0), bytes, stream) }.result()?;
-            }
-            for (copy, source) in copies.iter().zip(&sources) {
-                // SAFETY: as above.
-                let done = unsafe {
-                    sys::cuMemcpyDtoHAsync_v2(target.byte_add(copy.host as usize), *source, copy.len as usize, stream)
-                };
-                done.result()?;
-            }
-            Ok(())
+            // SAFETY: the frame's memory has room, and stays until the frame is finished; the other ranges are those of buffers.
+            unsafe { copy(&self.copier, &all, Direction::ToHost, stream) }
         })?;
         frame.unread_report = fault.is_some();
         frame.copied = copies;

@@ -1,7 +1,7 @@
 //! What is known of a module while it is written.
 
 use std::cell::Cell;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use naga::valid::{FunctionInfo, GlobalUse, ModuleInfo};
 use naga::{AddressSpace, Constant, Function, GlobalVariable, Handle, Type, TypeInner};
@@ -27,6 +27,8 @@ pub(super) struct Context<'a> {
     pub(super) restrict: bool,
     pub(super) programmatic: bool,
     pub(super) natives: bool,
+    /// Buffers that are read before the kernel waits for earlier launches, if it says where that may be.
+    pub(super) early: Option<HashSet<Handle<GlobalVariable>>>,
     /// Whether the kernel becomes a part of one.
     pub(super) is_part: bool,
     /// Names that functions must not give to variables.
@@ -52,6 +54,7 @@ impl<'a> Context<'a> {
         info: &'a ModuleInfo,
         entry: &FunctionInfo,
         options: &Options,
+        early: Option<HashSet<Handle<GlobalVariable>>>,
         is_part: bool,
     ) -> Self {
         let mut names = Names::new();
@@ -94,6 +97,7 @@ impl<'a> Context<'a> {
             restrict: options.restrict,
             programmatic: options.programmatic,
             natives: options.natives,
+            early,
             is_part,
             names,
             structs,

@@ -7,6 +7,7 @@ use super::body::Body;
 use super::context::{Context, Part};
 use super::error::{Result, WriteError};
 use super::natives::native;
+use super::waits::MARKER;
 
 /// Threads of a warp, which are a subgroup.
 const WARP: u32 = 32;
@@ -32,6 +33,9 @@ impl Context<'_> {
             Some(result) => self.type_name(result.ty)?,
             None => "void".to_owned(),
         };
+        if self.early.is_some() && function.name.as_deref() == Some(MARKER) {
+            self.wait(&mut body);
+        }
         match native(function.name.as_deref()).filter(|_| self.natives) {
             Some(native) => {
                 self.needs(Part::Half);
@@ -55,9 +59,8 @@ impl Context<'_> {
     pub(super) fn kernel(&self, entry: &EntryPoint, info: &FunctionInfo, name: &str) -> Result<String> {
         let threads = threads(entry)?;
         let mut body = Body::new(self, &entry.function, info);
-        if self.programmatic && !self.is_part {
-            self.needs(Part::Launch);
-            body.line("wgsl::wait_for_earlier_launches();");
+        if self.programmatic && self.early.is_none() {
+            self.wait(&mut body);
         }
         for number in 0..entry.function.arguments.len() {
             body.declare_argument(number, entry.workgroup_size)?;
@@ -85,6 +88,11 @@ impl Context<'_> {
             "extern \"C\" __global__ void __launch_bounds__({threads}) {name}({parameters}) {{\n{}}}\n",
             body.text
         ))
+    }
+
+    fn wait(&self, body: &mut Body) {
+        self.needs(Part::Launch);
+        body.line("wgsl::wait_for_earlier_launches();");
     }
 
     fn function_name(&self, handle: Handle<Function>) -> Result<&str> {

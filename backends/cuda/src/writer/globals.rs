@@ -44,7 +44,9 @@ impl Context<'_> {
                 AddressSpace::Private | AddressSpace::WorkGroup => {}
                 space if is_buffer(space) => {
                     let ty = self.pointee(variable)?;
-                    parameters.push(match (is_read_only(space), self.restrict) {
+                    // The compiler moves loads through the cache for constant data behind the wait.
+                    let is_early = self.early.as_ref().is_some_and(|early| early.contains(&handle));
+                    parameters.push(match (is_read_only(space), self.restrict && !is_early) {
                         (true, true) => format!("const {ty}* __restrict__ {name}"),
                         (true, false) => format!("const {ty}* {name}"),
                         (false, _) => format!("{ty}* {name}"),

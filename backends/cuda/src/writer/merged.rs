@@ -64,9 +64,7 @@ pub fn write_merged(modules: &[(&Module, &ModuleInfo, &Options)], calls: &[Call]
             "parts with {shared} bytes of shared memory"
         )));
     }
-    let programmatic = modules.iter().any(|(.., options)| options.programmatic);
-    let mut needed: Vec<Part> = units.iter().flat_map(|unit| unit.needed.iter().copied()).collect();
-    needed.extend(programmatic.then_some(Part::Launch));
+    let needed: Vec<Part> = units.iter().flat_map(|unit| unit.needed.iter().copied()).collect();
     let mut source = prelude(&needed);
     for (number, unit) in units.iter().enumerate() {
         let _ = write!(
@@ -76,9 +74,6 @@ pub fn write_merged(modules: &[(&Module, &ModuleInfo, &Options)], calls: &[Call]
         );
     }
     let (mut parameters, mut bindings, mut body) = (Vec::new(), Vec::new(), String::new());
-    if programmatic {
-        body.push_str("wgsl::wait_for_earlier_launches();\n");
-    }
     body.push_str("const u32 block = blockIdx.x;\n");
     let mut end = 0_u32;
     for (number, call) in calls.iter().enumerate() {

@@ -13,6 +13,7 @@
 //! | `sync`, `matrices` | what threads do together |
 //! | `merged` | several kernels as one |
 //! | `natives` | functions that are instructions |
+//! | `waits` | where a kernel waits for earlier launches |
 
 mod body;
 mod constants;
@@ -33,6 +34,7 @@ mod statements;
 mod sync;
 mod types;
 mod uses;
+mod waits;
 
 use naga::back::pipeline_constants::process_overrides;
 use naga::valid::ModuleInfo;
@@ -45,6 +47,7 @@ use self::uses::Uses;
 pub use self::error::WriteError;
 pub use self::merged::{Call, Merged, write_merged};
 pub use self::options::{Binding, Bounds, Options, Written};
+pub(crate) use self::waits::waits_late;
 
 /// The kernel's name; functions of the module have others.
 const ENTRY: &str = "kernel_main";
@@ -106,7 +109,12 @@ fn unit(module: &Module, info: &ModuleInfo, entry: &str, options: &Options, is_p
     };
     let entry_info = info.get_entry_point(number);
 
-    let cx = Context::new(&module, &info, entry_info, options, is_part);
+    let early = waits::early_reads(&module, &info, point).filter(|reads| {
+        let is_unwritten = |name: &String| options.unwritten.contains(name);
+        let mut names = reads.iter().map(|&read| module.global_variables[read].name.as_ref());
+        options.programmatic && names.all(|name| name.is_some_and(is_unwritten))
+    });
+    let cx = Context::new(&module, &info, entry_info, options, early, is_part);
     let uses = Uses::of(&module, &point.function, entry_info);
     let mut items = String::new();
     items.push_str(&cx.declare_structs(&uses.types)?);

@@ -20,9 +20,12 @@ pub struct Options {
     /// Whether pointers that are only read from are `const … __restrict__`, so that the compiler reads through the cache for
     /// constant data. It takes that the host binds no memory to them that the same launch writes.
     pub restrict: bool,
-    /// Whether a block asks for the launches that depend on this one, and waits for those that this one depends on, before anything
-    /// else (programmatic dependent launch). Architectures before `sm_90` have no such launches, and the kernel does neither.
+    /// Whether a block waits for the launches that this one depends on, and then asks for those that depend on it, before anything
+    /// else or where the kernel says so (programmatic dependent launch). Architectures before `sm_90` have no such launches, and the kernel does neither.
     pub programmatic: bool,
+    /// Names of buffers that no launch writes that may still run when this one begins. A kernel that says where it may wait, and reads
+    /// nothing but these before, waits there.
+    pub unwritten: Vec<String>,
     /// Whether functions by the names of some in the library of `meganeura-shaders` are replaced by instructions that do the same. Not
     /// for kernels of others, who may use the names for something else.
     pub natives: bool,
@@ -36,6 +39,7 @@ impl Default for Options {
             bounds: Bounds::default(),
             restrict: true,
             programmatic: false,
+            unwritten: Vec::new(),
             natives: false,
             overrides: BTreeMap::new(),
         }
