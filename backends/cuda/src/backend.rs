@@ -77,6 +77,10 @@ impl Backend for CudaBackend {
             Fact::new("driver", driver),
             Fact::new("NVRTC", nvrtc),
             Fact::new("cuBLASLt", library),
+            Fact::new(
+                "NCCL",
+                crate::nccl::version().map_or_else(|why| why, |version| format!("version {version}")),
+            ),
         ]
     }
 

@@ -33,6 +33,7 @@ mod kernels;
 mod library;
 mod memory;
 mod merging;
+pub mod nccl;
 mod nvrtc;
 mod program;
 mod settings;

@@ -10,9 +10,29 @@ use meganeura_shaders::host::{Place, lay_out};
 use crate::gpu::Gpu;
 
 /// Memory of the device.
-struct DeviceMemory {
+pub(crate) struct DeviceMemory {
     gpu: Arc<Gpu>,
     first: sys::CUdeviceptr,
+}
+
+impl DeviceMemory {
+    /// Allocates bytes, whose contents are undefined.
+    ///
+    /// # Errors
+    /// Memory that is not there.
+    pub(crate) fn new(gpu: &Arc<Gpu>, bytes: usize) -> Result<Self> {
+        // SAFETY: memory that nothing refers to yet.
+        let first = gpu.call("allocating memory", || unsafe { result::malloc_sync(bytes) })?;
+        Ok(DeviceMemory {
+            gpu: gpu.clone(),
+            first,
+        })
+    }
+
+    /// The address of its first byte.
+    pub(crate) fn address(&self) -> sys::CUdeviceptr {
+        self.first
+    }
 }
 
 impl Drop for DeviceMemory {

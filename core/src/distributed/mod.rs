@@ -4,8 +4,8 @@
 //! [`register_communicator!`](crate::register_communicator), as they do backends. Nothing here moves data between
 //! processes. [`ThreadGroup`] has the threads of one process as ranks and is for tests.
 //!
-//! Collectives work on host memory. They block, or are started and waited for later ([`Communicator::start`]). Device memory
-//! and overlap with the backward pass are not there yet.
+//! Collectives work on host memory. They block, or are started and waited for later ([`Communicator::start`]). A communicator
+//! that knows devices may also average gradients in their memory ([`Communicator::all_reduce_mean_on_device`]).
 
 mod agreement;
 mod buckets;
@@ -23,6 +23,7 @@ pub use owners::Owners;
 pub use pending::{Call, Overlapped, Pending};
 pub use threads::{ThreadCommunicator, ThreadGroup};
 
+use crate::backend::DeviceBuffer;
 pub use crate::error::{Collective, CollectiveError, CollectiveFailure};
 use crate::error::{Error, Result, names_there_are};
 
@@ -98,6 +99,38 @@ pub trait Communicator: Send + Sync + fmt::Debug {
         Pending::complete(call.complete(self, tensor, data))
     }
 
+    /// Selector of the device that this rank works on, such as `cuda:1`, where the communicator moves data between devices. A
+    /// trainer that was given no device takes this one.
+    fn device(&self) -> Option<String> {
+        None
+    }
+
+    /// Whether [`all_reduce_mean_on_device`](Self::all_reduce_mean_on_device) takes this memory.
+    ///
+    /// # Errors
+    /// Memory that it would take, but for another device than [`device`](Self::device).
+    fn takes_device_memory(&self, buffer: &DeviceBuffer) -> Result<bool> {
+        let _ = buffer;
+        Ok(false)
+    }
+
+    /// Replaces `f32` tensors in the memory of a device by their means over all ranks, which have as many of the same sizes. It
+    /// returns when that is enqueued on the tensors' queue, behind what is there already.
+    ///
+    /// # Errors
+    /// As [`Communicator::all_reduce_sum`], but a rank that does not come may be an error of the next call only; memory that it does not
+    /// take.
+    fn all_reduce_mean_on_device(&self, tensor: &str, tensors: &[DeviceTensor]) -> Result<()> {
+        let _ = tensors;
+        Err(Error::collective(CollectiveError {
+            rank: self.rank(),
+            size: self.size(),
+            operation: Collective::AllReduce,
+            tensor: tensor.to_owned(),
+            failure: CollectiveFailure::Invalid(format!("'{}' does not take memory of devices", self.name())),
+        }))
+    }
+
     /// Whether this rank was asked from outside to end soon, as `mpirun` asks by a signal. A run then ends after the same
     /// update on every rank, with a last checkpoint.
     fn stop_requested(&self) -> bool {
@@ -107,6 +140,15 @@ pub trait Communicator: Send + Sync + fmt::Debug {
     /// Tells the other ranks that this one ends with an error, so that they need not wait for the time limit. The
     /// communicator is of no more use. Calls after the first change nothing.
     fn abort(&self, reason: &str);
+}
+
+/// An `f32` tensor in the memory of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceTensor {
+    /// Where it begins, and the queue in whose order it is used.
+    pub buffer: DeviceBuffer,
+    /// Its elements, of which the buffer has at least as many.
+    pub elements: usize,
 }
 
 /// What a communicator is opened with.
@@ -153,10 +195,16 @@ macro_rules! register_communicator {
 }
 
 /// Communicators that this release knows of, and how to get them.
-const KNOWN: &[(&str, &str)] = &[(
-    "mpi",
-    "build the command with `--features mpi`, which needs the headers of Open MPI or MPICH",
-)];
+const KNOWN: &[(&str, &str)] = &[
+    (
+        "mpi",
+        "build the command with `--features mpi`, which needs the headers of Open MPI or MPICH",
+    ),
+    (
+        "nccl",
+        "build with the crate `meganeura-cuda`, which usual builds of the command have",
+    ),
+];
 
 /// Names of all registered communicators, sorted.
 pub fn communicators() -> Vec<&'static str> {
@@ -181,7 +229,10 @@ pub fn open(name: &str, options: &CommunicatorOptions) -> Result<Arc<dyn Communi
     let names = communicators();
     let remedy = match known {
         Some((_, how)) => (*how).to_owned(),
-        None if names.is_empty() => format!("none is part of this build; there is `mpi`: {}", KNOWN[0].1),
+        None if names.is_empty() => {
+            let all: Vec<String> = KNOWN.iter().map(|(name, how)| format!("`{name}`: {how}")).collect();
+            format!("none is part of this build; there are {}", all.join("; "))
+        }
         None => names_there_are(name, names.iter().copied()),
     };
     Err(Error::Plugin {

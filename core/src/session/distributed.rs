@@ -2,7 +2,7 @@
 //!
 //! A step whose update is due is two submissions. The first computes the gradients (and adds them to their averages, where
 //! several steps make one update). The host then reads them bucket by bucket, has the communicator sum them up, and writes
-//! the mean back. The second looks for gradients that are not finite, clips and updates: it sees the mean alone, so that all
+//! the mean back; or the communicator averages them in the memory of the device. The second looks for gradients that are not finite, clips and updates: it sees the mean alone, so that all
 //! ranks decide alike.
 
 use std::collections::HashMap;
@@ -12,7 +12,9 @@ use std::sync::Arc;
 use super::sharding::{ShardedState, Sharding};
 use super::{Session, bytes_of, bytes_of_mut};
 use crate::backend::Executable;
-use crate::distributed::{BUCKET_BYTES, Bucket, Buckets, Call, Communicator, Owners, Pending, agree, bytes_of_f32};
+use crate::distributed::{
+    BUCKET_BYTES, Bucket, Buckets, Call, Communicator, DeviceTensor, Owners, Pending, agree, bytes_of_f32,
+};
 use crate::error::{Collective, CollectiveError, CollectiveFailure, Error, Result, TensorKind};
 use crate::files::sha256;
 use crate::plan::optimizer::is_accumulation;
@@ -29,6 +31,8 @@ pub(super) struct Distributed {
     pub(super) sharding: Sharding,
     /// What inputs held that are gradients themselves.
     inputs: Vec<(BufferRef, Vec<f32>)>,
+    /// Whether gradients are averaged in the memory of the device.
+    on_device: bool,
 }
 
 impl Distributed {
@@ -68,8 +72,9 @@ impl Session {
     /// It compares the plan, its dtypes, the optimizer and the version of the program between the ranks, and changes
     /// no parameter: [`Session::try_broadcast_parameters`] does. With one rank nothing changes.
     ///
-    /// Gradients are reduced on the host, after the whole backward pass: one bucket while the next one is copied. Where a collective or the step of a rank fails, the
-    /// step of every rank is an error; sessions may then differ, and training goes on from a checkpoint.
+    /// Gradients are reduced after the whole backward pass: in the memory of the device if the communicator takes it there, else on the
+    /// host, one bucket while the next one is copied. Where a collective or the step of a rank fails, the step of every rank is an error, or
+    /// the next one; sessions may then differ, and training goes on from a checkpoint.
     ///
     /// # Errors
     /// [`Error::Collective`] where a rank has another plan, version, precision or optimizer, on every rank, or does not
@@ -97,6 +102,7 @@ impl Session {
             owners: None,
             sharding: Sharding::default(),
             inputs: Vec::new(),
+            on_device: false,
         });
         self.renew_buckets()
     }
@@ -149,7 +155,13 @@ impl Session {
         };
         distributed.buckets = buckets.map_err(|f| distributed.error(Collective::Step, "the gradients", f))?;
         distributed.spare.clear();
-        self.renew_sharding()
+        self.renew_sharding()?;
+        let Some(mut distributed) = self.distributed.take() else {
+            return Ok(());
+        };
+        let agreed = self.agree_on_device(&mut distributed);
+        self.distributed = Some(distributed);
+        agreed
     }
 
     /// The part of a step before the update: runs segments and replaces the gradients by their means over all ranks.
@@ -166,6 +178,9 @@ impl Session {
     /// While a bucket is reduced, the one before it is written back and the next one is read.
     fn reduce(&mut self, distributed: &mut Distributed, run: Result<()>) -> Result<()> {
         let _reduce = tracing::debug_span!("reduce", bytes = distributed.buckets.bytes()).entered();
+        if distributed.on_device {
+            return self.reduce_on_device(distributed, run);
+        }
         let mut failed = run.err();
         distributed.inputs.clear();
         distributed.sharding.begin();
@@ -188,6 +203,67 @@ impl Session {
             Some(_) => self.reduce_totals(&mut distributed.sharding, &*communicator),
             None => Ok(()),
         }
+    }
+
+    /// Whether gradients are averaged in the memory of the device: if all ranks can. Every rank calls it.
+    fn agree_on_device(&mut self, distributed: &mut Distributed) -> Result<()> {
+        distributed.on_device = false;
+        let communicator = distributed.communicator.clone();
+        if communicator.device().is_none() || distributed.owners.is_some() {
+            return Ok(());
+        }
+        let tensors = self.gradients_on_device(distributed);
+        let is = |answer: bool| f32::from(u8::from(answer));
+        let mut answers = [is(matches!(tensors, Ok(Some(_)))), is(tensors.is_err())];
+        communicator.all_reduce_sum("whether gradients are averaged on the device", &mut answers)?;
+        tensors?;
+        match answers {
+            [_, wrong] if wrong > 0.0 => {
+                let failure = CollectiveFailure::Invalid("another rank works on a device that is not its own".into());
+                Err(distributed.error(Collective::Agreement, "the devices", failure))
+            }
+            [able, _] => {
+                distributed.on_device = able == communicator.size() as f32;
+                Ok(())
+            }
+        }
+    }
+
+    /// Averages the gradients in the memory of the device. Nothing waits for the step: one that fails later tells the other ranks, whose
+    /// next collective is an error.
+    fn reduce_on_device(&mut self, distributed: &Distributed, run: Result<()>) -> Result<()> {
+        give_up(distributed, run.err())?;
+        let tensors = self.gradients_on_device(distributed);
+        let tensors = tensors.and_then(|tensors| {
+            tensors.ok_or_else(|| Error::misuse("a gradient is not in the memory of the device any more", ""))
+        });
+        match tensors {
+            Ok(tensors) => distributed
+                .communicator
+                .all_reduce_mean_on_device("the gradients", &tensors),
+            Err(error) => give_up(distributed, Some(error)),
+        }
+    }
+
+    /// The gradients in the memory of the device, if the communicator takes them there.
+    fn gradients_on_device(&mut self, distributed: &Distributed) -> Result<Option<Vec<DeviceTensor>>> {
+        let mut tensors = Vec::new();
+        for entry in distributed.buckets.buckets.iter().flat_map(|bucket| &bucket.entries) {
+            if entry.is_input {
+                return Ok(None);
+            }
+            let Some(buffer) = self.executable.device_buffer(entry.buffer)? else {
+                return Ok(None);
+            };
+            if !distributed.communicator.takes_device_memory(&buffer)? {
+                return Ok(None);
+            }
+            tensors.push(DeviceTensor {
+                buffer,
+                elements: entry.len,
+            });
+        }
+        Ok(Some(tensors))
     }
 
     /// The gradients of a bucket; zeros after an error of the step, which is noted.

@@ -4,6 +4,7 @@ use meganeura_core::Error;
 use meganeura_core::distributed::{Communicator, agree};
 use meganeura_core::error::{Collective, CollectiveError, CollectiveFailure};
 use meganeura_core::plan::optimizer::Update;
+use meganeura_core::select::DEVICE_VARIABLE;
 use serde_json::Value;
 
 use super::{TrainConfig, TrainError, Trainer};
@@ -20,6 +21,22 @@ pub(super) fn dropout_seed(config: &TrainConfig) -> u64 {
 pub(super) fn first_update(config: &TrainConfig) -> Option<Update> {
     let later = config.zero1 && config.ranks().is_some() && config.groups.is_empty() && config.memory_budget.is_none();
     (!later).then(|| config.update())
+}
+
+/// Selector of the device to train on: what is asked for, or what the communicator says where nothing or a backend alone is.
+pub(super) fn device(config: &TrainConfig) -> Option<String> {
+    let asked = config.device.clone();
+    let Some(own) = config.ranks().and_then(|communicator| communicator.device()) else {
+        return asked;
+    };
+    let of_environment = std::env::var(DEVICE_VARIABLE)
+        .ok()
+        .filter(|text| !text.trim().is_empty());
+    match asked.as_ref().or(of_environment.as_ref()) {
+        None => Some(own),
+        Some(backend) if own.split(':').next() == Some(backend.trim()) => Some(own),
+        Some(_) => asked,
+    }
 }
 
 /// Begins a run: compares settings and data between the ranks, and gives all the weights of the first.

@@ -150,7 +150,7 @@ impl Trainer {
         let feed = Feed::of(graph, &config)?;
         let start = Instant::now();
         let training_config = SessionConfig {
-            device: config.device.clone(),
+            device: distributed::device(&config),
             mode: Mode::Training,
             optimizer: distributed::first_update(&config),
             memory_budget: config.memory_budget,

@@ -1,0 +1,196 @@
+//! Which group of processes this one belongs to, as what started it says in variables.
+
+/// The port of the first rank, if `MASTER_PORT` names none: that of PyTorch.
+const PORT: u16 = 29_500;
+
+/// Launchers, each with its variables for the rank, the number of ranks, the rank on this machine and the number of those.
+const LAUNCHERS: [[&str; 4]; 4] = [
+    ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"],
+    [
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ],
+    ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"],
+    ["SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"],
+];
+
+/// This process among the others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Group {
+    pub(super) rank: usize,
+    pub(super) size: usize,
+    /// Its number on this machine.
+    pub(super) local_rank: usize,
+    /// Where the first rank is found.
+    pub(super) address: String,
+    pub(super) port: u16,
+}
+
+impl Group {
+    /// The group that variables tell.
+    ///
+    /// # Errors
+    /// There are none, or they make no sense.
+    pub(super) fn of(variable: impl Fn(&str) -> Option<String>) -> Result<Self, String> {
+        let number = |name: &str| match variable(name) {
+            None => Ok(None),
+            Some(text) => match text.trim().parse::<usize>() {
+                Ok(number) => Ok(Some(number)),
+                Err(_) => Err(format!("{name} is '{text}', which is no number")),
+            },
+        };
+        for [rank, size, local_rank, local_size] in LAUNCHERS {
+            let (Some(own), Some(count)) = (number(rank)?, number(size)?) else {
+                continue;
+            };
+            if own >= count || count > 1 << 20 {
+                return Err(format!(
+                    "{rank} is {own} and {size} is {count}; ranks are numbered from 0"
+                ));
+            }
+            let on_one_machine = count == 1 || number(local_size).ok().flatten() == Some(count);
+            let local = number(local_rank)?.or(on_one_machine.then_some(own));
+            let address = variable("MASTER_ADDR").filter(|address| !address.trim().is_empty());
+            let address = match (address, on_one_machine) {
+                (Some(address), _) => address.trim().to_owned(),
+                (None, true) => "127.0.0.1".into(),
+                (None, false) => {
+                    return Err(
+                        "ranks on several machines find each other at the address of the first one; set \
+                                MASTER_ADDR to that (and MASTER_PORT to a free port there)"
+                            .into(),
+                    );
+                }
+            };
+            let port = match number("MASTER_PORT")? {
+                None => PORT,
+                Some(port) => u16::try_from(port).map_err(|_| format!("MASTER_PORT is {port}, which is no port"))?,
+            };
+            // The process that started the ranks listens at the port itself.
+            let is_taken = variable("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|is| is.eq_ignore_ascii_case("true"));
+            return Ok(Group {
+                rank: own,
+                size: count,
+                local_rank: local
+                    .ok_or_else(|| format!("{rank} is set, but not {local_rank}, which chooses the GPU"))?,
+                address,
+                port: port.wrapping_add(u16::from(is_taken)),
+            });
+        }
+        Err(
+            "this process was started alone: start it with mpirun, torchrun or Slurm, or set RANK, WORLD_SIZE, LOCAL_RANK, \
+             MASTER_ADDR and MASTER_PORT in each process"
+                .into(),
+        )
+    }
+
+    /// Which of so many GPUs of this machine this rank has.
+    ///
+    /// # Errors
+    /// There are too few.
+    pub(super) fn device(&self, count: usize) -> Result<usize, String> {
+        match (self.local_rank, count) {
+            // Each process sees its own alone.
+            (_, 1) => Ok(0),
+            (local, count) if local < count => Ok(local),
+            (local, count) => Err(format!(
+                "this is process {local} of this machine, which has {count} GPUs: start as many processes as there are GPUs"
+            )),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn group(variables: &[(&str, &str)]) -> Result<Group, String> {
+        Group::of(|name| {
+            let found = variables.iter().find(|(known, _)| *known == name);
+            found.map(|(_, value)| (*value).to_owned())
+        })
+    }
+
+    #[test]
+    fn launchers_tell_the_rank_and_where_the_first_is() {
+        let torchrun = [
+            ("RANK", "5"),
+            ("WORLD_SIZE", "8"),
+            ("LOCAL_RANK", "1"),
+            ("LOCAL_WORLD_SIZE", "4"),
+            ("MASTER_ADDR", "node0"),
+            ("MASTER_PORT", "1234"),
+        ];
+        let expected = Group {
+            rank: 5,
+            size: 8,
+            local_rank: 1,
+            address: "node0".into(),
+            port: 1234,
+        };
+        assert_eq!(group(&torchrun), Ok(expected));
+        let agent: Vec<_> = torchrun
+            .into_iter()
+            .chain([("TORCHELASTIC_USE_AGENT_STORE", "True")])
+            .collect();
+        assert_eq!(group(&agent).map(|group| group.port), Ok(1235));
+        let mpi = [
+            ("OMPI_COMM_WORLD_RANK", "1"),
+            ("OMPI_COMM_WORLD_SIZE", "2"),
+            ("OMPI_COMM_WORLD_LOCAL_RANK", "1"),
+            ("OMPI_COMM_WORLD_LOCAL_SIZE", "2"),
+        ];
+        let found = group(&mpi).expect("a group");
+        assert_eq!(
+            (found.rank, found.local_rank, found.address.as_str(), found.port),
+            (1, 1, "127.0.0.1", PORT)
+        );
+        let slurm = [
+            ("SLURM_PROCID", "3"),
+            ("SLURM_NTASKS", "4"),
+            ("SLURM_LOCALID", "1"),
+            ("MASTER_ADDR", "a"),
+        ];
+        assert_eq!(group(&slurm).map(|group| (group.rank, group.local_rank)), Ok((3, 1)));
+    }
+
+    #[test]
+    fn variables_that_make_no_sense_are_errors() {
+        for (variables, words) in [
+            (&[][..], "started alone"),
+            (&[("RANK", "0")], "started alone"),
+            (&[("RANK", "2"), ("WORLD_SIZE", "2")], "numbered from 0"),
+            (&[("RANK", "x"), ("WORLD_SIZE", "2")], "RANK is 'x'"),
+            (
+                &[("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0")],
+                "MASTER_ADDR",
+            ),
+            (
+                &[("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "a")],
+                "LOCAL_RANK",
+            ),
+            (
+                &[("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_PORT", "70000")],
+                "MASTER_PORT is 70000",
+            ),
+        ] {
+            let error = group(variables).expect_err(words);
+            assert!(error.contains(words), "{error}");
+        }
+    }
+
+    #[test]
+    fn each_rank_of_a_machine_has_a_gpu_of_its_own() {
+        let mpi = [
+            ("RANK", "2"),
+            ("WORLD_SIZE", "3"),
+            ("LOCAL_RANK", "2"),
+            ("MASTER_ADDR", "a"),
+        ];
+        let group = group(&mpi).expect("a group");
+        assert_eq!((group.device(4), group.device(1)), (Ok(2), Ok(0)));
+        assert!(group.device(2).expect_err("too few").contains("2 GPUs"));
+    }
+}
