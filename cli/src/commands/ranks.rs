@@ -11,8 +11,9 @@ use crate::output;
 /// How this process finds the others.
 #[derive(Debug, clap::Args)]
 pub(super) struct RankOptions {
-    /// Work on several processes: NAME is how they communicate, `mpi` (a build with `--features mpi`; start with mpirun).
-    /// Each takes its part of the examples (of training, of each batch); every process has the same options.
+    /// Work on several processes: NAME is how they communicate, `nccl` (NVIDIA's GPUs, one for each process; start with
+    /// torchrun, mpirun or Slurm) or `mpi` (a build with `--features mpi`; start with mpirun). Each takes its part of the
+    /// examples (of training, of each batch); every process has the same options.
     #[arg(long, value_name = "NAME")]
     distributed: Option<String>,
 
