@@ -53,6 +53,8 @@ fn add_last_lanes(at: u32) -> f32 {
 fn add_last_few(own: u32) -> f32 {
     return (((few[own * 8u + 0u] + few[own * 8u + 1u]) + (few[own * 8u + 2u] + few[own * 8u + 3u])) + ((few[own * 8u + 4u] + few[own * 8u + 5u]) + (few[own * 8u + 6u] + few[own * 8u + 7u])));
 }
+// Backends that begin a launch before the one in front of it has ended wait for it here: what is read before, no launch writes.
+fn await_earlier_launches() {}
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let group_number = group.x;
@@ -76,6 +78,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let b_3_0 = load_b(batch, column_0, k_3);
     let k_4 = min(k + 4u * LANES, end - 1u);
     let b_4_0 = select(vec4<f32>(), load_b(batch, column_0, k_4), k + 4u * LANES < end);
+    await_earlier_launches();
     let row_0_0 = load_a(batch, 0u, k_0);
     let a_0_0 = row_0_0;
     sum_0 = fma(a_0_0.x, b_0_0.x, sum_0);
