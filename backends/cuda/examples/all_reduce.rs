@@ -18,7 +18,9 @@ const ROUNDS: u32 = 20;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let ranks = NcclCommunicator::open(&CommunicatorOptions::default())?;
-    let device = ranks.device().and_then(|device| device.rsplit(':').next()?.parse().ok());
+    let device = ranks
+        .device()
+        .and_then(|device| device.rsplit(':').next()?.parse().ok());
     let device = result::device::get(device.ok_or("a device without a number")?)?;
     // SAFETY: the device exists, and its context stays until the process ends.
     unsafe { result::ctx::set_current(result::primary_ctx::retain(device)?) }?;

@@ -1,5 +1,5 @@
 //! The communicator `mpi`: collectives of data-parallel training through an MPI library (Open MPI or MPICH), by the crate
-//! `mpi`.
+//! `mpi`. Without the feature `mpi`, which needs the library's headers, this crate is empty.
 //!
 //! Collectives are the library's non-blocking ones, which this crate waits for with a time limit. Before each, ranks compare
 //! what they call, so that a difference is an error and not a wrong sum or a wait. GPUs are served by host memory.
@@ -7,189 +7,16 @@
 //! A communicator that failed is not finalized: other ranks may be gone, and MPI would wait for them. The program is to end
 //! with an error then, by which `mpirun` ends what is left.
 
+#[cfg(feature = "mpi")]
 mod call;
+#[cfg(feature = "mpi")]
+mod communicator;
+#[cfg(feature = "mpi")]
 mod notice;
+#[cfg(feature = "mpi")]
 mod signal;
+#[cfg(feature = "mpi")]
 mod wait;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
-
-use call::{Header, State};
-use meganeura_core::distributed::{
-    Collective, CollectiveError, CollectiveFailure, Communicator, CommunicatorEntry, CommunicatorOptions, Overlapped,
-};
-use meganeura_core::error::{Error, Result};
-use meganeura_core::{register_communicator, register_plugin, registry};
-
-/// Name of the communicator.
-pub const NAME: &str = "mpi";
-
-register_plugin!(registry::PluginManifest {
-    name: env!("CARGO_PKG_NAME"),
-    version: env!("CARGO_PKG_VERSION"),
-    backends: &[],
-    ops: &[],
-    rule_sets: &[],
-});
-
-register_communicator!(CommunicatorEntry {
-    name: NAME,
-    open: |options| Ok(Arc::new(Overlapped::new(MpiCommunicator::open(options)?))),
-});
-
-/// All processes that `mpirun` started together. A process that was started without it is alone.
-#[derive(Debug)]
-pub struct MpiCommunicator {
-    rank: usize,
-    size: usize,
-    time_limit: Duration,
-    state: Mutex<State>,
-}
-
-impl MpiCommunicator {
-    /// Initializes MPI and joins all processes of the run. It can be done once in a process.
-    ///
-    /// # Errors
-    /// [`Error::Plugin`] where MPI was initialized before, or does not let threads take turns.
-    pub fn open(options: &CommunicatorOptions) -> Result<Self> {
-        let state = State::open().map_err(|message| Error::Plugin {
-            plugin: NAME.into(),
-            message,
-            remedy: "open it once in a process, with an MPI library that supports MPI_THREAD_SERIALIZED".into(),
-        })?;
-        signal::watch();
-        Ok(MpiCommunicator {
-            rank: state.rank(),
-            size: state.size(),
-            time_limit: options.time_limit,
-            state: Mutex::new(state),
-        })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn error(&self, operation: Collective, tensor: &str, failure: CollectiveFailure) -> Error {
-        Error::collective(CollectiveError {
-            rank: self.rank,
-            size: self.size,
-            operation,
-            tensor: tensor.to_owned(),
-            failure,
-        })
-    }
-
-    /// Makes a call, after it was compared with those of the other ranks.
-    fn call(
-        &self,
-        operation: Collective,
-        tensor: &str,
-        (bytes, root): (usize, usize),
-        call: impl FnOnce(&mut State, Duration) -> Result<(), CollectiveFailure>,
-    ) -> Result<()> {
-        let mut state = self.lock();
-        let title = format!("{operation} of {tensor}");
-        signal::prepare(&signal::told_to_end(self.rank, self.size, &title));
-        let header = Header::new(operation, tensor, bytes, root);
-        let called = state
-            .compare(&header, self.time_limit)
-            .and_then(|()| call(&mut state, self.time_limit));
-        // Afterwards it is what was done last.
-        let (rank, size) = (self.rank, self.size);
-        signal::prepare(&signal::told_to_end(rank, size, &format!("a step after {title}")));
-        called.map_err(|failure| {
-            let error = self.error(operation, tensor, failure);
-            // Without the remedy, which is this rank's.
-            state.fail(error.to_string().lines().next().unwrap_or_default());
-            error
-        })
-    }
-
-    fn check_root(&self, operation: Collective, tensor: &str, root: usize) -> Result<()> {
-        if root < self.size {
-            return Ok(());
-        }
-        let message = format!("there is no rank {root}");
-        Err(self.error(operation, tensor, CollectiveFailure::Invalid(message)))
-    }
-
-    /// Lengths that do not fit together.
-    fn check(&self, operation: Collective, tensor: &str, own: usize, all: usize) -> Result<()> {
-        if all == own * self.size {
-            return Ok(());
-        }
-        let message = format!("{all} elements are not {own} for each of {} ranks", self.size);
-        Err(self.error(operation, tensor, CollectiveFailure::Invalid(message)))
-    }
-}
-
-impl Communicator for MpiCommunicator {
-    fn name(&self) -> &str {
-        NAME
-    }
-
-    fn rank(&self) -> usize {
-        self.rank
-    }
-
-    fn size(&self) -> usize {
-        self.size
-    }
-
-    fn time_limit(&self) -> Duration {
-        self.time_limit
-    }
-
-    fn all_reduce_sum(&self, tensor: &str, data: &mut [f32]) -> Result<()> {
-        let call = (size_of_val(data), 0);
-        self.call(Collective::AllReduce, tensor, call, |state, limit| {
-            state.all_reduce(data, limit)
-        })
-    }
-
-    fn reduce_sum(&self, tensor: &str, root: usize, data: &mut [f32]) -> Result<()> {
-        let operation = Collective::Reduce;
-        self.check_root(operation, tensor, root)?;
-        let call = (size_of_val(data), root);
-        self.call(operation, tensor, call, |state, limit| state.reduce(root, data, limit))
-    }
-
-    fn reduce_scatter_sum(&self, tensor: &str, data: &[f32], own: &mut [f32]) -> Result<()> {
-        let operation = Collective::ReduceScatter;
-        self.check(operation, tensor, own.len(), data.len())?;
-        self.call(operation, tensor, (size_of_val(data), 0), |state, limit| {
-            state.reduce_scatter(data, own, limit)
-        })
-    }
-
-    fn all_gather(&self, tensor: &str, own: &[u8], all: &mut [u8]) -> Result<()> {
-        let operation = Collective::AllGather;
-        self.check(operation, tensor, own.len(), all.len())?;
-        self.call(operation, tensor, (own.len(), 0), |state, limit| {
-            state.all_gather(own, all, limit)
-        })
-    }
-
-    fn broadcast(&self, tensor: &str, root: usize, data: &mut [u8]) -> Result<()> {
-        let operation = Collective::Broadcast;
-        self.check_root(operation, tensor, root)?;
-        self.call(operation, tensor, (data.len(), root), |state, limit| {
-            state.broadcast(root, data, limit)
-        })
-    }
-
-    fn barrier(&self, what: &str) -> Result<()> {
-        // Comparing calls waits for all ranks.
-        self.call(Collective::Barrier, what, (0, 0), |_, _| Ok(()))
-    }
-
-    fn stop_requested(&self) -> bool {
-        signal::requested()
-    }
-
-    fn abort(&self, reason: &str) {
-        self.lock().fail(reason);
-    }
-}
+#[cfg(feature = "mpi")]
+pub use communicator::{MpiCommunicator, NAME};

@@ -223,12 +223,7 @@ impl Links {
         Ok((id, links))
     }
 
-    /// The first rank that is known to have ended before its work was done.
-    pub(super) fn lost(&self) -> Option<Lost> {
-        self.shared.state().lost.clone()
-    }
-
-    /// The same for who watches from another thread.
+    /// Tells the first rank that is known to have ended before its work was done, also to other threads.
     pub(super) fn watcher(&self) -> impl Fn() -> Option<Lost> + Send + Sync + 'static {
         let shared = self.shared.clone();
         move || shared.state().lost.clone()
@@ -449,9 +444,9 @@ mod tests {
     }
 
     fn wait_for_loss(links: &Links) -> Lost {
-        let begun = Instant::now();
+        let (lost, begun) = (links.watcher(), Instant::now());
         while begun.elapsed() < LIMIT {
-            if let Some(lost) = links.lost() {
+            if let Some(lost) = lost() {
                 return lost;
             }
             thread::sleep(Duration::from_millis(2));
