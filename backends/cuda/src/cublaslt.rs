@@ -338,7 +338,7 @@ impl Drop for Ready {
 }
 
 /// Operations (multiplications and additions) from which on a matmul is given to the library.
-const MIN_FLOPS: usize = 1 << 28;
+const MIN_FLOPS: usize = 1 << 24;
 /// Fewest rows and columns of such a result: of fewer, kernels that read a matrix once are as fast.
 const MIN_SIDE: usize = 64;
 /// What tensor cores read at once, in elements of `f16`: rows of other lengths are slow.
