@@ -295,7 +295,9 @@ fn ranges_within_ranges_end() {
 #[test]
 fn every_word_may_be_anything() {
     for whole in [encoded(), encoded_call()] {
-        for place in (0..whole.len() - 3).step_by(4) {
+        // Miri interprets: a sample.
+        let step = if cfg!(miri) { 4 * 101 } else { 4 };
+        for place in (0..whole.len() - 3).step_by(step) {
             for value in [0, 1, 0x7fff_ffff, 0x8000_0000, u32::MAX - 1, u32::MAX] {
                 let mut bytes = whole.clone();
                 set32(&mut bytes, place, value);
@@ -308,8 +310,9 @@ fn every_word_may_be_anything() {
 #[test]
 fn changes_at_random_are_contained() {
     let mut accepted = 0;
+    let seeds = if cfg!(miri) { 20 } else { 4000 };
     for whole in [encoded(), encoded_call()] {
-        for seed in 0..4000 {
+        for seed in 0..seeds {
             let mut rng = SplitMix64::new(seed);
             let mut bytes = whole.clone();
             for _ in 0..=rng.below(3) {
@@ -319,7 +322,7 @@ fn changes_at_random_are_contained() {
             accepted += usize::from(read_damaged(&bytes));
         }
     }
-    assert!(accepted > 500, "most of a plan are names and numbers: {accepted}");
+    assert!(accepted as u64 * 8 > seeds, "most of a plan are names and numbers: {accepted}");
 }
 
 /// Whether a plan is read; if not, the failure says so by its code.
