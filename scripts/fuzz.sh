@@ -69,7 +69,7 @@ run() {
     local name=$1
     shift
     ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=0:allocator_may_return_null=1} MEGANEURA_THREADS=1 \
-        "$programs/$name" -rss_limit_mb="${MEMORY:-2048}" -timeout="${TIMEOUT:-20}" -max_len=65536 -len_control=0 \
+        "$programs/$name" -rss_limit_mb="${MEMORY:-2048}" -timeout="${TIMEOUT:-20}" -max_len=32768 -len_control=0 \
         -detect_leaks=0 -print_final_stats=1 "$@"
 }
 

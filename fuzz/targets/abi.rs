@@ -4,22 +4,29 @@
 use std::sync::Arc;
 
 use meganeura_compiler::Builder;
-use meganeura_core::Adam;
+use meganeura_core::plan::compile_for;
+use meganeura_core::{Adam, Graph};
 use meganeura_cpu::CpuDevice;
 use meganeura_fuzz::{binary, target};
-use meganeura_nn::models::{cnn_classifier, mlp_classifier};
+use meganeura_nn::models::mlp_classifier;
 use meganeura_plugin_abi::NONE;
 use meganeura_plugin_abi::view::PlanView;
 
+/// A plan of all kinds of parts, and a small one, of which more can be tried.
 fn seeds() -> Vec<Vec<u8>> {
-    let graphs = [mlp_classifier(2, 5, 3), cnn_classifier(2, [1, 4, 4], 3)];
-    let encoded = |graph| {
-        let device = Arc::new(CpuDevice::new(1));
-        let built = Builder::on(device).optimizer(Adam::new(1e-3)).plan(graph);
-        let (plan, _) = built.expect("a model of this repository");
-        meganeura::plugins::encoded_plan(&plan).expect("operators that ship")
-    };
-    graphs.iter().map(encoded).collect()
+    let device = Arc::new(CpuDevice::new(1));
+    let built = Builder::on(device.clone())
+        .optimizer(Adam::new(1e-3))
+        .plan(&mlp_classifier(2, 5, 3));
+    let (large, _) = built.expect("a model of this repository");
+    let mut graph = Graph::new();
+    let (x, w) = (graph.input("x", &[2, 3]), graph.parameter("w", &[3, 4]));
+    let y = graph.matmul(x, w);
+    let y = graph.softmax(y, -1);
+    graph.set_outputs(vec![y]);
+    let small = compile_for(&graph, &*device).expect("operators that ship");
+    let encoded = |plan| meganeura::plugins::encoded_plan(plan).expect("operators that ship");
+    [large, small].iter().map(encoded).collect()
 }
 
 target!(seeds: seeds, change: binary::change, |data| {

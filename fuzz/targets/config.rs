@@ -2,6 +2,7 @@
 #![no_main]
 
 use std::path::Path;
+use std::sync::OnceLock;
 
 use clap::{Arg, ArgAction, Command, value_parser};
 use meganeura_core::calibration::Calibration;
@@ -20,13 +21,18 @@ const LIBRARY: &str = "device = \"mine\"\nfallback = \"cpu\"\ncalibration = \"ra
     [rewrite]\ndisable = [\"packing\", \"norm/a\"]\nnode_limit = 1000\n[plugins]\nload = [\"/opt/libmine.so\"]\n";
 const TRAIN: &str =
     "csv = \"flowers.csv\"\nlr = 0.01\nepochs = 20\nhidden = [64, 32]\npatience = 3\naugment = \"flip\"\njson = true\n";
-const DEBUG: &str = "nan,dump=/tmp/x,names";
+const DEBUG: &str = "serial,no-aliasing,dump=/tmp/x";
+const DEVICE: &str = "cuda:id=0x2684";
+const RATES: &str = "(devices: [(backend: \"a\", name: \"b\", driver: Some(\"c\"), launch_ns: 2000, bytes_per_second: 1.0e9, \
+    flops_per_second: 1e9)])";
 
 fn seeds() -> Vec<Vec<u8>> {
     vec![
         LIBRARY.into(),
         TRAIN.into(),
         DEBUG.into(),
+        DEVICE.into(),
+        RATES.into(),
         seed!("tests/fixtures/transformers/llama/config.json"),
         seed!("tests/fixtures/transformers/qwen3/config.json"),
     ]
@@ -51,25 +57,33 @@ fn command() -> Command {
     Command::new("meganeura").subcommand(train)
 }
 
+fn settings(path: &Path) {
+    if let Ok(config) = Config::read(path) {
+        let _ = config.backend_size("cpu", "threads");
+        let _ = config.backend_choice("cpu", "math", ["fast", "exact"]);
+        let _ = config.backend_path("cuda", "nvrtc");
+    }
+    static COMMAND: OnceLock<Command> = OnceLock::new();
+    let command = COMMAND.get_or_init(command);
+    let args = ["meganeura", "train", "--config"].map(Into::into).into_iter();
+    if let Ok((args, file)) = config_file::with_file(command, args.chain([path.into()]).collect()) {
+        match command.clone().try_get_matches_from(args) {
+            Ok(matches) => drop(config_file::effective(command, &matches)),
+            Err(error) => drop(file.map(|file| file.notes(&error.to_string()))),
+        }
+    }
+}
+
 target!(seeds: seeds, change: text::change, |data| {
-    in_file("settings", data, |path| {
-        if let Ok(config) = Config::read(path) {
-            let _ = config.backend_size("cpu", "threads");
-            let _ = config.backend_choice("cpu", "math", ["fast", "exact"]);
-            let _ = config.backend_path("cuda", "nvrtc");
-        }
-        let _ = Calibration::read(path);
-        let args = ["meganeura", "train", "--config"].map(Into::into).into_iter();
-        let command = command();
-        if let Ok((args, file)) = config_file::with_file(&command, args.chain([path.into()]).collect()) {
-            match command.clone().try_get_matches_from(args) {
-                Ok(matches) => drop(config_file::effective(&command, &matches)),
-                Err(error) => drop(file.map(|file| file.notes(&error.to_string()))),
-            }
-        }
-    });
-    if let Ok(text) = std::str::from_utf8(data) {
-        let _ = ModelConfig::parse(text, Path::new("config.json"));
+    let Ok(text) = std::str::from_utf8(data) else {
+        return;
+    };
+    match text.trim_start().bytes().next() {
+        Some(b'{') => drop(ModelConfig::parse(text, Path::new("config.json"))),
+        Some(b'(') => drop(in_file("rates.ron", data, |path| Calibration::read(path))),
+        _ => in_file("settings.toml", data, |path| settings(path)),
+    }
+    if text.len() < 256 {
         let _ = DebugOptions::parse(text);
         let _ = Selector::parse(text);
     }

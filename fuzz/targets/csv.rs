@@ -15,15 +15,22 @@ fn seeds() -> Vec<Vec<u8>> {
 }
 
 target!(seeds: seeds, change: text::change, |data| {
-    let _ = parse_csv(data, "x.csv", &CsvOptions::default());
-    for (delimiter, missing) in [(b',', Missing::Mean), (b';', Missing::Drop), (b',', Missing::Refuse)] {
-        let options = TableOptions {
-            delimiter,
-            missing,
-            ..TableOptions::default()
-        };
-        if let Ok(table) = parse_table(data, "x.csv", &options) {
-            let _ = table.schema.parse(data, "x.csv", &table.class_names, TableReadOptions::default());
+    // One way to read it each: making a reader takes longer than such a file.
+    let (delimiter, missing) = match data.len() % 4 {
+        0 => {
+            let _ = parse_csv(data, "x.csv", &CsvOptions::default());
+            return;
         }
+        1 => (b',', Missing::Mean),
+        2 => (b';', Missing::Drop),
+        _ => (b',', Missing::Refuse),
+    };
+    let options = TableOptions {
+        delimiter,
+        missing,
+        ..TableOptions::default()
+    };
+    if let Ok(table) = parse_table(data, "x.csv", &options) {
+        let _ = table.schema.parse(data, "x.csv", &table.class_names, TableReadOptions::default());
     }
 });
