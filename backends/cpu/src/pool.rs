@@ -302,12 +302,18 @@ impl Shared {
                 next.0.store(job.tasks, Ordering::Relaxed);
             }
             let mut first = lock(&self.panic);
-            if first.is_none() {
-                *first = Some(payload);
-                self.panicked.store(true, Ordering::Relaxed);
-            } else {
-                // Leaked: dropping it runs foreign code, which could panic here.
-                std::mem::forget(payload);
+            let spare = match *first {
+                Some(_) => Some(payload),
+                None => {
+                    *first = Some(payload);
+                    self.panicked.store(true, Ordering::Relaxed);
+                    None
+                }
+            };
+            drop(first);
+            // That runs foreign code, which could panic in its turn. What it says then is leaked: it could do so again.
+            if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(spare))) {
+                std::mem::forget(again);
             }
         }
     }
@@ -483,6 +489,26 @@ mod tests {
         for _ in 0..rounds(50) {
             let caught = catch_unwind(AssertUnwindSafe(|| pool.run(8, &|_, _| panic!("all"))));
             assert!(caught.is_err());
+        }
+        assert_eq!(sum(&pool, 10), 55);
+    }
+
+    #[test]
+    fn what_a_panic_carries_may_panic_as_well() {
+        struct Bomb;
+        impl Drop for Bomb {
+            fn drop(&mut self) {
+                std::panic::panic_any(());
+            }
+        }
+        let pool = ThreadPool::new(3);
+        for _ in 0..rounds(50) {
+            let caught = catch_unwind(AssertUnwindSafe(|| {
+                pool.run(8, &|_, _| std::panic::panic_any(Bomb));
+            }));
+            let payload = caught.expect_err("all tasks panic");
+            assert!(payload.is::<Bomb>());
+            std::mem::forget(payload);
         }
         assert_eq!(sum(&pool, 10), 55);
     }
