@@ -21,6 +21,10 @@ const FUEL: u64 = 1_000_000;
 const MAX_OUTPUT: usize = 64 << 20;
 /// What a filter may multiply: the lengths of its texts and lists, and its numbers.
 const MAX_PRODUCT: usize = 64 << 20;
+/// What all filters of a rendering may multiply together.
+const MAX_WORK: usize = 256 << 20;
+/// As many bytes a list is counted for.
+const LIST: usize = 64;
 /// The most columns of a number in a format such as `%20s`.
 const MAX_COLUMNS: usize = 1000;
 /// Bytes of the stack.
@@ -55,7 +59,7 @@ impl Template {
             environment.set_fuel(Some(FUEL));
             environment.set_unknown_method_callback(|state, value, method, args| {
                 if matches!(method, "replace" | "format") {
-                    check_product(method, std::iter::once(value).chain(args))?;
+                    check_product(state, method, std::iter::once(value).chain(args))?;
                 }
                 minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args)
             });
@@ -136,7 +140,7 @@ fn add_checked(environment: &mut Environment<'static>) {
     for (name, unchecked) in CHECKED {
         environment.add_filter(name, move |state: &mut State, args: Rest<ValueOrKwargs>| {
             let args = args.into_values();
-            check_product(name, args.iter())?;
+            check_product(state, name, args.iter())?;
             state.apply_filter(unchecked, &args)
         });
     }
@@ -171,8 +175,11 @@ fn plain_json(value: &Value, indent: Option<Value>, settings: Kwargs) -> Result<
     Ok(Value::from_safe_string(json + rest))
 }
 
+/// What a rendering has multiplied so far: a filter takes little of the fuel, however much it does.
+struct Work(usize);
+
 /// Refuses work that is the product of too large things: what a filter or method is of, and its arguments.
-fn check_product<'v>(name: &str, mut values: impl Iterator<Item = &'v Value>) -> Result<(), Error> {
+fn check_product<'v>(state: &mut State, name: &str, mut values: impl Iterator<Item = &'v Value>) -> Result<(), Error> {
     let Some(subject) = values.next() else { return Ok(()) };
     let format = subject.as_str().filter(|_| name == "format");
     let mut product = subject.len().unwrap_or(1).max(1);
@@ -201,7 +208,12 @@ fn check_product<'v>(name: &str, mut values: impl Iterator<Item = &'v Value>) ->
             _ => count(value),
         }
     }
-    match is_too_much || product > MAX_PRODUCT {
+    if matches!(name, "batch" | "slice") {
+        product = product.saturating_mul(LIST);
+    }
+    let work = state.get_or_insert_extension(Work(0));
+    work.0 = work.0.saturating_add(product);
+    match is_too_much || product > MAX_PRODUCT || work.0 > MAX_WORK {
         true => Err(Error::new(
             ErrorKind::InvalidOperation,
             format!("'{name}' of these sizes is more work than a template may ask for"),
@@ -349,7 +361,7 @@ mod tests {
         let nested = "{% if 1 %}".repeat(10_000);
         let elif = format!("{{% if 0 %}}{}{{% endif %}}", "{% elif 0 %}".repeat(5000));
         let long = " ".repeat(MAX_SOURCE + 1);
-        let cases: [(&str, &str); 18] = [
+        let cases: [(&str, &str); 20] = [
             (
                 "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}{% endfor %}{% endfor %}{% endfor %}",
                 "instructions",
@@ -360,6 +372,11 @@ mod tests {
             ("{{ messages[0].content|indent(1000000) }}", "more work"),
             ("{{ [1]|batch(10000000000, 0)|list }}", "more work"),
             ("{{ [1]|slice(10000000000)|list }}", "more work"),
+            ("{{ 'abc'|slice(4194304)|list }}", "more work"),
+            (
+                "{% for a in range(90000) %}{% set x = 'a\nb'|indent(10000000) %}{% endfor %}",
+                "more work",
+            ),
             ("{{ '%10000000000d'|format(1) }}", "more work"),
             ("{{ '%.4000000000f'|format(1) }}", "more work"),
             ("{{ '%*d'|format(4000000000, 1) }}", "more work"),

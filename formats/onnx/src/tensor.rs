@@ -26,7 +26,8 @@ pub(crate) enum Data {
 /// Number of elements, if a `usize` and an allocation can hold it.
 pub(crate) fn element_count(dims: &[usize]) -> Option<usize> {
     let count = dims.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
-    count.filter(|&n| n <= isize::MAX as usize / 8)
+    // So many that their bits can still be counted, whatever the type is.
+    count.filter(|&n| n <= isize::MAX as usize / 64)
 }
 
 impl Tensor {

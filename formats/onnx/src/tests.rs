@@ -175,6 +175,17 @@ fn data_that_do_not_fit_are_named() {
     assert!(message.contains("`w`") && message.contains("9 elements"), "{message}");
     let (_, message) = issue(|g| g.initializer[0].dims = vec![1 << 62, 4]);
     assert!(message.contains("larger than any memory"), "{message}");
+    // As many elements of 64 bits as would take eight bytes if the count of bits began anew at 2^64.
+    let (_, message) = issue(|g| {
+        g.initializer[0] = TensorProto {
+            name: "w".into(),
+            dims: vec![(1 << 58) + 1],
+            data_type: 11,
+            raw_data: vec![0; 8].into(),
+            ..TensorProto::default()
+        };
+    });
+    assert!(message.contains("larger than any memory"), "{message}");
     let (_, message) = issue(|g| g.initializer[0].dims = vec![-1, 4]);
     assert!(message.contains("negative"), "{message}");
     let (kind, message) = issue(|g| g.initializer[0].data_type = 8);

@@ -37,7 +37,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use meganeura_core::backend::Backend;
 use meganeura_core::config::Config;
 use meganeura_core::registry;
-use meganeura_core::{Error, Result};
+use meganeura_core::{Error, ExecutionPlan, Result};
 pub use meganeura_plugin_data::Brings;
 
 use crate::backend::PluginBackend;
@@ -213,6 +213,15 @@ fn settle(before: Option<&Tried>, now: &Tried) {
 pub fn open_backend(path: &Path, allow_sha256: Option<&[String]>) -> Result<Arc<dyn Backend>> {
     let backend = open(path, allow_sha256, &mut Report::new(path))?;
     Ok(Arc::new(backend))
+}
+
+/// The bytes in which a plan is handed to a plugin. What damages them to try readers needs whole ones to begin with.
+///
+/// # Errors
+/// A plan that the interface has no form for.
+#[doc(hidden)]
+pub fn encoded_plan(plan: &ExecutionPlan) -> Result<Vec<u8>> {
+    encode::plan(plan).map(|block| block.to_vec())
 }
 
 /// Loads one folder or file as a plugin without native code, and registers it, with what would be told of it.

@@ -1,6 +1,6 @@
 //! Tables for a trained model.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::Read;
 use std::path::Path;
 
@@ -195,7 +195,11 @@ impl TableSchema {
     /// Positions of the feature columns among these names.
     fn find(&self, raw: &RawTable, names: &[String]) -> Result<Vec<usize>, DataError> {
         let mut places: HashMap<&str, usize> = HashMap::new();
-        let is_ignored = |name: &String| self.ignored.contains(name) && !self.columns.iter().any(|c| c.name == *name);
+        // Tables have up to some hundred thousand columns: each name is looked up once, and not among all others.
+        let features: HashSet<&str> = self.columns.iter().map(|c| c.name.as_str()).collect();
+        let ignored: HashSet<&str> = self.ignored.iter().map(String::as_str).collect();
+        let is_feature = |name: &String| features.contains(name.as_str());
+        let is_ignored = |name: &String| ignored.contains(name.as_str()) && !is_feature(name);
         let mut twice = Vec::new();
         for (at, name) in names.iter().enumerate() {
             if places.insert(name, at).is_some() && !is_ignored(name) {
@@ -208,8 +212,7 @@ impl TableSchema {
             .filter(|c| !places.contains_key(c.name.as_str()))
             .map(|c| c.name.clone())
             .collect();
-        let is_known =
-            |name: &&String| **name == self.target || is_ignored(name) || self.columns.iter().any(|c| c.name == **name);
+        let is_known = |name: &&String| **name == self.target || is_ignored(name) || is_feature(name);
         let unknown: Vec<String> = names.iter().filter(|name| !is_known(name)).cloned().collect();
         if !missing.is_empty() || !unknown.is_empty() || !twice.is_empty() {
             return Err(DataError::Columns {

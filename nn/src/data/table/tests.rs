@@ -24,6 +24,28 @@ fn refused<T: std::fmt::Debug>(result: Result<T, DataError>, parts: &[&str]) {
 
 // ---- training --------------------------------------------------------------------------------------------
 
+/// Beyond this, every name was compared with every other one: ten billion comparisons.
+#[test]
+fn names_of_many_columns_are_found_at_once() {
+    let line = |cell: &dyn Fn(usize) -> String| (0..100_000).map(cell).collect::<Vec<_>>().join(",");
+    let text = format!(
+        "{}\n{}\n{}\n",
+        line(&|i| format!("c{i}")),
+        line(&|i| format!("{i}")),
+        line(&|i| format!("{}.5", i + 1))
+    );
+    let begin = std::time::Instant::now();
+    let table = parse(&text, &TableOptions::default()).unwrap();
+    let read = table.schema.parse(
+        text.as_bytes(),
+        "t.csv",
+        &table.class_names,
+        TableReadOptions::default(),
+    );
+    assert_eq!(read.unwrap().lines.len(), 2);
+    assert!(begin.elapsed().as_secs() < 30, "{:?}", begin.elapsed());
+}
+
 #[test]
 fn numbers_and_texts_become_features() {
     let table = parse(HOUSES, &options()).unwrap();

@@ -1,0 +1,44 @@
+//! Memory: an allocation that no file of this size is worth is refused, as on a machine that has no more.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::ptr::null_mut;
+
+/// More at a time is refused: code that asks for it without being ready for a refusal ends the process, a finding.
+const LARGEST: usize = 256 << 20;
+
+struct Limited;
+
+#[global_allocator]
+static GLOBAL: Limited = Limited;
+
+// SAFETY: forwards to the system's allocator, or gives null, which an allocator may at any time.
+unsafe impl GlobalAlloc for Limited {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        match layout.size() > LARGEST {
+            true => null_mut(),
+            // SAFETY: forwarded.
+            false => unsafe { System.alloc(layout) },
+        }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        match layout.size() > LARGEST {
+            true => null_mut(),
+            // SAFETY: forwarded.
+            false => unsafe { System.alloc_zeroed(layout) },
+        }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        match size > LARGEST {
+            true => null_mut(),
+            // SAFETY: forwarded.
+            false => unsafe { System.realloc(pointer, layout, size) },
+        }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: forwarded.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
