@@ -1,8 +1,8 @@
 //! NCCL: collectives between NVIDIA's GPUs, as a communicator of data-parallel training.
 //!
-//! Ranks are processes with a GPU each. They find each other by what their launcher says ([`group`]) and one TCP connection of each to
-//! the first ([`links`]), by which they also compare their calls, exchange a few bytes and tell that they end. Tensors go through NCCL
-//! ([`library`], [`device`]): gradients from memory of the GPU to memory of the GPU, behind the kernels that make them.
+//! Ranks are processes with a GPU each. They find each other by what their launcher says (`group`) and one TCP connection of each to
+//! the first (`links`), by which they also compare their calls, exchange a few bytes and tell that they end. Tensors go through NCCL
+//! (`library`, `device`): gradients from memory of the GPU to memory of the GPU, behind the kernels that make them.
 
 mod device;
 mod group;
