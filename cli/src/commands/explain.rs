@@ -143,7 +143,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
         line(&report.egglog_program)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let scaling = args.scaling.estimate(&planned.plan, report.clustered_cost_ps)?;
+    let scaling = args.scaling.estimate(&planned.plan, target)?;
     if args.json {
         let mut object = object(name, mode, rows, &device, &report, &planned);
         if let Some(scaling) = &scaling {

@@ -3,7 +3,9 @@
 use std::error::Error;
 
 use meganeura::ExecutionPlan;
-use meganeura::distributed::{BUCKET_BYTES, Buckets};
+use meganeura::cost::{Target, dispatch_cost};
+use meganeura::distributed::{BUCKET_BYTES, Bucket, Buckets};
+use meganeura::plan::{BufferRef, UPDATE};
 use serde_json::{Value, json};
 
 use crate::output::{line, lines};
@@ -23,19 +25,36 @@ pub(super) struct ScalingOptions {
     #[arg(long, value_name = "GB/S", default_value_t = 10.0, requires = "ranks")]
     bandwidth: f64,
 
-    /// Time of a step on one rank in milliseconds, as measured; otherwise the estimate of the optimizer is taken.
+    /// Time of a step on one rank in milliseconds, as measured; otherwise the estimate of the cost model is taken.
     #[arg(long, value_name = "MS", requires = "ranks")]
     step_ms: Option<f64>,
+
+    /// Average each bucket beside the backward pass as soon as its gradients are complete, as NCCL does; otherwise after it,
+    /// as MPI does.
+    #[arg(long, requires = "ranks")]
+    overlap: bool,
 }
 
-/// The estimate: seconds, bytes.
+/// A bucket of gradients: seconds, bytes.
+#[derive(Debug, PartialEq)]
+struct Reduction {
+    gradients: String,
+    bytes: usize,
+    /// When its gradients are complete, from the beginning of the step.
+    complete: f64,
+    all_reduce: f64,
+}
+
+/// The estimate: seconds.
 #[derive(Debug, PartialEq)]
 pub(super) struct Scaling {
     ranks: u32,
-    /// Gradients and bytes of each bucket, and its all-reduce in seconds.
-    buckets: Vec<(String, usize, f64)>,
+    reductions: Vec<Reduction>,
     compute: f64,
+    /// When the backward pass ends, behind which is the update.
+    backward: f64,
     is_measured: bool,
+    overlaps: bool,
 }
 
 /// Seconds of an all-reduce by recursive halving and doubling, which is optimal in this model: `2 log2(N) alpha +
@@ -46,8 +65,12 @@ fn all_reduce(ranks: u32, bytes: usize, alpha: f64, beta: f64) -> f64 {
 }
 
 impl ScalingOptions {
-    /// The estimate, if it is asked for. `estimated_ps` is what the optimizer thinks of a step.
-    pub(super) fn estimate(&self, plan: &ExecutionPlan, estimated_ps: u64) -> Result<Option<Scaling>, Box<dyn Error>> {
+    /// The estimate for a device, if it is asked for.
+    pub(super) fn estimate(
+        &self,
+        plan: &ExecutionPlan,
+        target: &dyn Target,
+    ) -> Result<Option<Scaling>, Box<dyn Error>> {
         let Some(ranks) = self.ranks else { return Ok(None) };
         for (name, value) in [("--latency", self.latency), ("--bandwidth", self.bandwidth)] {
             if !value.is_finite() || value < 0.0 || name == "--bandwidth" && value == 0.0 {
@@ -59,48 +82,114 @@ impl ScalingOptions {
         }
         let buckets = Buckets::of(plan, BUCKET_BYTES).map_err(|failure| format!("{failure:?}"))?;
         let (alpha, beta) = (self.latency * 1e-6, self.bandwidth * 1e9);
-        let bucket = |bucket: &meganeura::distributed::Bucket| {
+        let progress = Progress::of(plan, target);
+        let compute = self.step_ms.map_or(progress.total * 1e-12, |ms| ms * 1e-3);
+        // The share of each dispatch in a measured time is that in the estimated one.
+        let scale = compute / progress.total.max(f64::MIN_POSITIVE);
+        let reduction = |bucket: &Bucket| {
             let bytes = 4 * bucket.len;
-            (bucket.title(), bytes, all_reduce(ranks, bytes, alpha, beta))
+            let complete = bucket.entries.iter().map(|entry| progress.complete(plan, entry.buffer));
+            Reduction {
+                gradients: bucket.title(),
+                bytes,
+                complete: scale * complete.fold(0.0, f64::max),
+                all_reduce: all_reduce(ranks, bytes, alpha, beta),
+            }
         };
         Ok(Some(Scaling {
             ranks,
-            buckets: buckets.buckets.iter().map(bucket).collect(),
-            compute: self.step_ms.map_or(estimated_ps as f64 * 1e-12, |ms| ms * 1e-3),
+            reductions: buckets.buckets.iter().map(reduction).collect(),
+            compute,
+            backward: scale * progress.backward(),
             is_measured: self.step_ms.is_some(),
+            overlaps: self.overlap,
         }))
+    }
+}
+
+/// How far a step is behind each dispatch, in the cost model's picoseconds.
+struct Progress {
+    /// The dispatches before the update, and when each has ended.
+    ends: Vec<(usize, f64)>,
+    total: f64,
+}
+
+impl Progress {
+    fn of(plan: &ExecutionPlan, target: &dyn Target) -> Self {
+        let (mut ends, mut total) = (Vec::new(), 0.0);
+        for segment in plan.segments.iter().filter(|segment| !segment.once) {
+            for number in segment.first..segment.first + segment.count {
+                total += dispatch_cost(target, &plan.dispatches[number]) as f64;
+                if segment.name != UPDATE {
+                    ends.push((number, total));
+                }
+            }
+        }
+        Progress { ends, total }
+    }
+
+    fn backward(&self) -> f64 {
+        self.ends.last().map_or(0.0, |(_, end)| *end)
+    }
+
+    /// When no dispatch before the update uses a buffer any more.
+    fn complete(&self, plan: &ExecutionPlan, buffer: BufferRef) -> f64 {
+        let uses = |number: usize| {
+            let dispatch = &plan.dispatches[number];
+            let mut operands = dispatch.inputs.iter().chain(&dispatch.outputs);
+            operands.any(|operand| operand.buffer == buffer)
+        };
+        let last = self.ends.iter().rev().find(|(number, _)| uses(*number));
+        last.map_or(0.0, |(_, end)| *end)
     }
 }
 
 impl Scaling {
     fn communication(&self) -> f64 {
-        self.buckets.iter().map(|(_, _, seconds)| seconds).sum()
+        self.reductions.iter().map(|reduction| reduction.all_reduce).sum()
     }
 
-    /// The share of the time in which ranks compute; nothing overlaps.
+    /// Seconds of communication beside the backward pass: one bucket after the other, each when its gradients are complete.
+    fn overlap(&self) -> f64 {
+        if !self.overlaps {
+            return 0.0;
+        }
+        let end = self.reductions.iter().fold(0.0, |end: f64, reduction| {
+            end.max(reduction.complete) + reduction.all_reduce
+        });
+        self.communication() - (end - self.backward).clamp(0.0, self.communication())
+    }
+
+    /// The share of the time in which ranks compute.
     fn efficiency(&self) -> f64 {
-        self.compute / (self.compute + self.communication())
+        self.compute / (self.compute + self.communication() - self.overlap())
     }
 
     pub(super) fn show(&self) -> std::io::Result<()> {
-        let bytes: usize = self.buckets.iter().map(|(_, bytes, _)| bytes).sum();
+        let bytes: usize = self.reductions.iter().map(|reduction| reduction.bytes).sum();
         line(format_args!(
             "\nOn {} ranks: {} buckets, {:.1} MB of gradients",
             self.ranks,
-            self.buckets.len(),
+            self.reductions.len(),
             bytes as f64 * 1e-6
         ))?;
-        for (number, (title, bytes, seconds)) in self.buckets.iter().enumerate() {
+        for (number, reduction) in self.reductions.iter().enumerate() {
             let text = format!(
-                "  {number:>3}  {:>8.2} MB  {:>9.3} ms  {title}",
-                *bytes as f64 * 1e-6,
-                seconds * 1e3
+                "  {number:>3}  {:>8.2} MB  complete at {:>9.3} ms  {:>9.3} ms  {}",
+                reduction.bytes as f64 * 1e-6,
+                reduction.complete * 1e3,
+                reduction.all_reduce * 1e3,
+                reduction.gradients
             );
             lines(text, 34)?;
         }
         let source = if self.is_measured { "as given" } else { "estimated" };
+        let overlap = match self.overlaps {
+            true => format!("{:.3} ms overlap the backward pass", self.overlap() * 1e3),
+            false => "nothing overlaps the backward pass (--overlap)".into(),
+        };
         line(format_args!(
-            "  a step computes for {:.3} ms ({source}) and communicates for {:.3} ms, of which nothing overlaps",
+            "  a step computes for {:.3} ms ({source}) and communicates for {:.3} ms, of which {overlap}",
             self.compute * 1e3,
             self.communication() * 1e3
         ))?;
@@ -114,14 +203,15 @@ impl Scaling {
     pub(super) fn object(&self) -> Value {
         json!({
             "ranks": self.ranks,
-            "buckets": self.buckets.iter().map(|(title, bytes, seconds)| json!({
-                "gradients": title,
-                "bytes": bytes,
-                "all_reduce_ms": seconds * 1e3,
+            "buckets": self.reductions.iter().map(|reduction| json!({
+                "gradients": reduction.gradients,
+                "bytes": reduction.bytes,
+                "complete_ms": reduction.complete * 1e3,
+                "all_reduce_ms": reduction.all_reduce * 1e3,
             })).collect::<Vec<_>>(),
             "compute_ms": self.compute * 1e3,
             "communication_ms": self.communication() * 1e3,
-            "overlap_ms": 0.0,
+            "overlap_ms": self.overlap() * 1e3,
             "efficiency": self.efficiency(),
         })
     }
@@ -129,7 +219,7 @@ impl Scaling {
 
 #[cfg(test)]
 mod tests {
-    use super::{Scaling, all_reduce};
+    use super::{Reduction, Scaling, all_reduce};
 
     #[test]
     fn an_all_reduce_costs_latency_and_bandwidth() {
@@ -141,13 +231,46 @@ mod tests {
 
     #[test]
     fn the_efficiency_is_the_share_of_computing() {
-        let scaling = Scaling {
-            ranks: 4,
-            buckets: vec![("a".into(), 4, 0.001), ("b".into(), 4, 0.001)],
-            compute: 0.008,
-            is_measured: true,
-        };
+        let scaling = scaling(false, &[0.005, 0.007]);
         assert!((scaling.efficiency() - 0.8).abs() < 1e-12);
         assert_eq!(scaling.object()["buckets"].as_array().map(Vec::len), Some(2));
+    }
+
+    /// Buckets of a millisecond each in a step of 8, of which the update takes 1.
+    fn scaling(overlaps: bool, complete: &[f64]) -> Scaling {
+        let reduction = |complete: &f64| Reduction {
+            gradients: "a".into(),
+            bytes: 4,
+            complete: *complete,
+            all_reduce: 0.001,
+        };
+        Scaling {
+            ranks: 4,
+            reductions: complete.iter().map(reduction).collect(),
+            compute: 0.008,
+            backward: 0.007,
+            is_measured: true,
+            overlaps,
+        }
+    }
+
+    #[test]
+    fn a_bucket_waits_for_its_gradients_and_for_the_one_before() {
+        // The times at which gradients are complete, and milliseconds that overlap.
+        let cases: [(&[f64], f64); 4] = [
+            (&[0.005, 0.006], 2.0),
+            (&[0.005, 0.007], 1.0),
+            (&[0.0065, 0.0066, 0.0067], 0.5),
+            (&[0.007, 0.007], 0.0),
+        ];
+        for (complete, expected) in cases {
+            let scaling = scaling(true, complete);
+            assert!((scaling.overlap() * 1e3 - expected).abs() < 1e-9, "{complete:?}");
+            let exposed = complete.len() as f64 - expected;
+            assert!(
+                (scaling.efficiency() - 8.0 / (8.0 + exposed)).abs() < 1e-9,
+                "{complete:?}"
+            );
+        }
     }
 }
