@@ -39,6 +39,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 stream: Some(stream as u64),
             },
             elements,
+            ready: None,
         };
         // SAFETY: the stream is there.
         let wait = || unsafe { result::stream::synchronize(stream) };

@@ -6,7 +6,7 @@ use cudarc::driver::{DriverError, result, sys};
 
 use crate::executable::Event;
 use crate::gpu::Gpu;
-use crate::program::{KernelCall, MatmulCall, Phase, Ready, Work};
+use crate::program::{Access, KernelCall, MatmulCall, Phase, Ready, Work};
 
 /// The port of a kernel that fires when all of its blocks have asked for their dependents to be launched, or have ended.
 const PROGRAMMATIC_PORT: u8 = 1;
@@ -23,6 +23,13 @@ pub(crate) enum Order {
     Chain,
 }
 
+/// An event that is recorded when all launches that use some memory have ended.
+pub(crate) struct Signal {
+    /// The memory, as if the signal wrote it: it waits for all who use it.
+    pub(crate) accesses: Vec<Access>,
+    pub(crate) event: Event,
+}
+
 /// A graph that the driver has made ready to be launched.
 pub(crate) struct Graph {
     gpu: Arc<Gpu>,
@@ -34,7 +41,8 @@ unsafe impl Send for Graph {}
 
 impl Graph {
     /// The graph of some launches in their order: each waits for those whose memory it needs, or for the one in front of it (`chain`);
-    /// and whether a chain is the same. With `programmatic`, a launch begins before the one in front of it has ended, and
+    /// and whether a chain is the same. Signals are given when all launches that use their memory have ended, those of other memory at the
+    /// beginning. With `programmatic`, a launch begins before the one in front of it has ended, and
     /// waits in its code, as every kernel does. That holds for chains alone, of launches that depend on one other and on which one
     /// other depends: of forks an H100 with driver 580 lost count (Xid 13, DEPENDENCE_COUNTER_UNDERFLOW).
     ///
@@ -44,26 +52,28 @@ impl Graph {
         gpu: &Arc<Gpu>,
         stream: sys::CUstream,
         launches: &[&Ready],
+        signals: &[Signal],
         chain: bool,
         programmatic: bool,
     ) -> Result<(Self, bool), DriverError> {
         let launches: Vec<&Ready> = launches.iter().copied().filter(|launch| !is_empty(launch)).collect();
-        let accesses: Vec<&[_]> = launches.iter().map(|launch| &launch.accesses[..]).collect();
+        // Signals come behind all launches, and nothing waits for them.
+        let accesses = launches.iter().map(|launch| &launch.accesses[..]);
+        let accesses: Vec<&[Access]> = accesses.chain(signals.iter().map(|s| &s.accesses[..])).collect();
         let dependencies = dependencies(accesses.len(), |earlier, later| {
-            let conflict = |own| {
-                accesses[earlier]
-                    .iter()
-                    .any(|other: &crate::program::Access| other.conflicts(own))
-            };
-            match chain {
-                true => earlier + 1 == later,
-                false => accesses[later].iter().any(conflict),
+            let conflict = |own| accesses[earlier].iter().any(|other| other.conflicts(own));
+            match (earlier >= launches.len(), chain && later < launches.len()) {
+                (true, _) => false,
+                (_, true) => earlier + 1 == later,
+                (_, false) => accesses[later].iter().any(conflict),
             }
         });
-        let is_chain = (0..).zip(&dependencies).all(|(later, before)| match later {
-            0 => true,
-            later => *before == [later - 1],
-        });
+        let is_chain = (0..)
+            .zip(&dependencies[..launches.len()])
+            .all(|(later, before)| match later {
+                0 => true,
+                later => *before == [later - 1],
+            });
         let mut followers = vec![0_usize; launches.len()];
         dependencies
             .iter()
@@ -79,6 +89,10 @@ impl Graph {
                 template.order(nodes[earlier], node, programmatic && both_kernels && is_chain)?;
             }
             nodes.push(node);
+        }
+        for (signal, before) in signals.iter().zip(&dependencies[launches.len()..]) {
+            let before: Vec<_> = before.iter().map(|&earlier| nodes[earlier]).collect();
+            template.add_event(&signal.event, &before)?;
         }
         Ok((template.instantiate(gpu, stream)?, is_chain))
     }

@@ -446,6 +446,18 @@ pub trait Executable: Send {
         Ok(None)
     }
 
+    /// Has every run from now on signal when it has done with groups of buffers, so that other code of the device can go on with their
+    /// contents while the rest of the run goes on. Returns an event for each group, in the order of the groups, as the device's
+    /// interface has it (`CUevent` for CUDA), which is valid as long as this executable or until the next call. `None` where
+    /// the device cannot do that: then contents are complete when the whole run is.
+    ///
+    /// # Errors
+    /// No such buffer; what the device refuses.
+    fn signal_when_done(&mut self, groups: &[Vec<BufferRef>]) -> Result<Option<Vec<u64>>> {
+        let _ = groups;
+        Ok(None)
+    }
+
     /// Starts or stops measuring the passes of each step; devices that cannot measure ignore it.
     fn set_profiling(&mut self, on: bool) {
         let _ = on;

@@ -115,7 +115,8 @@ pub trait Communicator: Send + Sync + fmt::Debug {
     }
 
     /// Replaces `f32` tensors in the memory of a device by their means over all ranks, which have as many of the same sizes. It
-    /// returns when that is enqueued on the tensors' queue, behind what is there already.
+    /// returns when that is enqueued: behind what is in the tensors' queue already, or for tensors that tell when they are
+    /// [`ready`](DeviceTensor::ready) behind that. What is put into the queue afterwards sees the means.
     ///
     /// # Errors
     /// As [`Communicator::all_reduce_sum`], but a rank that does not come may be an error of the next call only; memory that it does not
@@ -149,6 +150,9 @@ pub struct DeviceTensor {
     pub buffer: DeviceBuffer,
     /// Its elements, of which the buffer has at least as many.
     pub elements: usize,
+    /// The event of the device that is signalled when the tensor is complete, where that is before all that is in its queue
+    /// ([`Executable::signal_when_done`](crate::backend::Executable::signal_when_done)).
+    pub ready: Option<u64>,
 }
 
 /// What a communicator is opened with.

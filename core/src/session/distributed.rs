@@ -33,6 +33,8 @@ pub(super) struct Distributed {
     inputs: Vec<(BufferRef, Vec<f32>)>,
     /// Whether gradients are averaged in the memory of the device.
     on_device: bool,
+    /// The event that tells when the gradients of a bucket are complete, for each bucket, where the device has such events.
+    ready: Vec<u64>,
 }
 
 impl Distributed {
@@ -72,8 +74,9 @@ impl Session {
     /// It compares the plan, its dtypes, the optimizer and the version of the program between the ranks, and changes
     /// no parameter: [`Session::try_broadcast_parameters`] does. With one rank nothing changes.
     ///
-    /// Gradients are reduced after the whole backward pass: in the memory of the device if the communicator takes it there, else on the
-    /// host, one bucket while the next one is copied. Where a collective or the step of a rank fails, the step of every rank is an error, or
+    /// Gradients are reduced in the memory of the device if the communicator takes it there, bucket by bucket beside the rest of the
+    /// backward pass where the device tells when a bucket is complete; else on the host after the backward pass, one bucket while the next
+    /// one is copied. Where a collective or the step of a rank fails, the step of every rank is an error, or
     /// the next one; sessions may then differ, and training goes on from a checkpoint.
     ///
     /// # Errors
@@ -103,6 +106,7 @@ impl Session {
             sharding: Sharding::default(),
             inputs: Vec::new(),
             on_device: false,
+            ready: Vec::new(),
         });
         self.renew_buckets()
     }
@@ -208,6 +212,7 @@ impl Session {
     /// Whether gradients are averaged in the memory of the device: if all ranks can. Every rank calls it.
     fn agree_on_device(&mut self, distributed: &mut Distributed) -> Result<()> {
         distributed.on_device = false;
+        distributed.ready.clear();
         let communicator = distributed.communicator.clone();
         if communicator.device().is_none() || distributed.owners.is_some() {
             return Ok(());
@@ -224,6 +229,12 @@ impl Session {
             }
             [able, _] => {
                 distributed.on_device = able == communicator.size() as f32;
+                if distributed.on_device {
+                    let buckets = distributed.buckets.buckets.iter();
+                    let groups = buckets.map(|bucket| bucket.entries.iter().map(|entry| entry.buffer).collect());
+                    let ready = self.executable.signal_when_done(&groups.collect::<Vec<_>>())?;
+                    distributed.ready = ready.unwrap_or_default();
+                }
                 Ok(())
             }
         }
@@ -248,7 +259,8 @@ impl Session {
     /// The gradients in the memory of the device, if the communicator takes them there.
     fn gradients_on_device(&mut self, distributed: &Distributed) -> Result<Option<Vec<DeviceTensor>>> {
         let mut tensors = Vec::new();
-        for entry in distributed.buckets.buckets.iter().flat_map(|bucket| &bucket.entries) {
+        let buckets = distributed.buckets.buckets.iter().enumerate();
+        for (number, entry) in buckets.flat_map(|(number, bucket)| bucket.entries.iter().map(move |e| (number, e))) {
             if entry.is_input {
                 return Ok(None);
             }
@@ -261,6 +273,7 @@ impl Session {
             tensors.push(DeviceTensor {
                 buffer,
                 elements: entry.len,
+                ready: distributed.ready.get(number).copied(),
             });
         }
         Ok(Some(tensors))

@@ -86,6 +86,10 @@ impl Executable for Watched {
         self.inner.device_buffer(buffer)
     }
 
+    fn signal_when_done(&mut self, groups: &[Vec<BufferRef>]) -> Result<Option<Vec<u64>>> {
+        self.inner.signal_when_done(groups)
+    }
+
     fn run(&mut self, args: &StepArgs) -> Result<Ticket> {
         let ticket = self.inner.run(args);
         for once in self.once.iter_mut().filter(|o| args.segments.contains(&o.segment)) {

@@ -25,11 +25,11 @@ use self::replay::Replay;
 use self::timing::{MeasuredGraph, Profile, Tag};
 use crate::copies::Copier;
 use crate::gpu::{Gpu, NAME};
-use crate::graph::{Graph, Order};
+use crate::graph::{Graph, Order, Signal};
 use crate::handle::Handle;
 use crate::kernels::Request;
 use crate::memory::Arena;
-use crate::program::{Extras, Phase, batches, ready};
+use crate::program::{Access, Extras, Phase, batches, ready};
 
 /// Bytes that are copied between host and device at once. Writes are collected up to so many before they are submitted
 /// without a step.
@@ -91,6 +91,8 @@ pub(crate) struct CudaExecutable {
     plan_buffers: usize,
     scalars: Scalars,
     copier: Arc<Copier>,
+    /// Events that are recorded in each step when it has done with some buffers.
+    signals: Vec<Signal>,
     /// In which order launches are.
     order: Order,
     /// Whether they begin before those that they depend on have ended.
@@ -171,6 +173,7 @@ impl CudaExecutable {
                 changed: false,
             },
             copier: device.copier()?,
+            signals: Vec::new(),
             order: device.order(),
             programmatic: device.programmatic(),
             titles: draft.titles,
@@ -290,7 +293,8 @@ impl CudaExecutable {
     fn enqueue(&mut self, segments: &[usize]) -> Result<()> {
         let (gpu, stream, programmatic) = (self.gpu.clone(), self.stream.raw, self.programmatic);
         if self.profiling {
-            return self.enqueue_measured(segments);
+            self.enqueue_measured(segments)?;
+            return self.signal();
         }
         if !self.graphs.contains_key(segments) {
             if self.graphs.len() >= MAX_GRAPHS {
@@ -300,7 +304,7 @@ impl CudaExecutable {
             let phases = segments.iter().filter_map(|&s| self.segments.get(s)).flatten();
             let launches: Vec<_> = phases.flatten().collect();
             let graphs = gpu.call("making a graph of a step", || {
-                let make = |chain| Graph::new(&gpu, stream, &launches, chain, programmatic);
+                let make = |chain| Graph::new(&gpu, stream, &launches, &self.signals, chain, programmatic);
                 let (first, is_chain) = make(self.order == Order::Chain)?;
                 Ok(match self.order == Order::Measured && !is_chain {
                     true => vec![first, make(true)?.0],
@@ -324,6 +328,13 @@ impl CudaExecutable {
         })?;
         frame.compared = Some((segments.to_vec(), number));
         Ok(())
+    }
+
+    /// Records signals behind all that is enqueued.
+    fn signal(&self) -> Result<()> {
+        let record = |signal: &Signal| signal.event.record(self.stream.raw);
+        self.gpu
+            .call("recording events", || self.signals.iter().try_for_each(record))
     }
 
     /// The tag of a phase, for profiles.
@@ -390,6 +401,30 @@ impl Executable for CudaExecutable {
             bytes: place.bytes,
             stream: Some(self.stream.raw as u64),
         }))
+    }
+
+    fn signal_when_done(&mut self, groups: &[Vec<BufferRef>]) -> Result<Option<Vec<u64>>> {
+        // Graphs record the events.
+        self.finish_all()?;
+        self.graphs.clear();
+        self.measured.clear();
+        let of = |group: &Vec<BufferRef>| -> Result<Signal> {
+            let places = group.iter().map(|&buffer| self.place(buffer, 0, 0));
+            let accesses = places.map(|place| {
+                place.map(|place| Access {
+                    slab: place.slab,
+                    bytes: place.offset..place.offset + place.bytes.max(1),
+                    writes: true,
+                })
+            });
+            Ok(Signal {
+                accesses: accesses.collect::<Result<_>>()?,
+                event: Event::new(&self.gpu, false)?,
+            })
+        };
+        self.signals = groups.iter().map(of).collect::<Result<_>>()?;
+        let events = self.signals.iter().map(|signal| signal.event.raw() as u64);
+        Ok(Some(events.collect()))
     }
 
     fn run(&mut self, args: &StepArgs) -> Result<Ticket> {

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use cudarc::driver::{result, sys};
+use cudarc::driver::{DriverError, result, sys};
 use meganeura_core::distributed::{CollectiveFailure, DeviceTensor};
 use meganeura_core::{Error, Result};
 
@@ -24,6 +24,9 @@ use crate::memory::DeviceMemory;
 const LOOK: Duration = Duration::from_millis(10);
 /// As long as this the host asks again and again whether a collective is complete.
 const ASKING: Duration = Duration::from_millis(2);
+/// The priority of collectives that run beside kernels, below what any device has, which takes its highest: their few blocks would
+/// otherwise wait for those of large kernels.
+const FIRST: i32 = -100;
 /// How long a call of the library may take to get past its first instructions, in which it must not be aborted.
 const ENTERING: Duration = Duration::from_millis(100);
 
@@ -31,6 +34,15 @@ const ENTERING: Duration = Duration::from_millis(100);
 pub(super) fn bytes_of(data: &mut [f32]) -> &mut [u8] {
     // SAFETY: `f32` has no padding and every bit pattern is valid; the length in bytes is that of the slice; the borrow is exclusive.
     unsafe { std::slice::from_raw_parts_mut(data.as_mut_ptr().cast(), size_of_val(data)) }
+}
+
+/// Has what is enqueued from now on wait for an event.
+///
+/// # Safety
+/// Both are there.
+unsafe fn wait_for(stream: sys::CUstream, event: sys::CUevent) -> Result<(), DriverError> {
+    // SAFETY: by the contract of this function.
+    unsafe { result::stream::wait_event(stream, event, sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT) }
 }
 
 fn transport(error: impl std::fmt::Display) -> CollectiveFailure {
@@ -178,7 +190,7 @@ pub(super) struct Device {
     gpu: Arc<Gpu>,
     comm: Arc<Comm>,
     ordinal: sys::CUdevice,
-    /// For data of the host.
+    /// For data of the host, and for tensors that are complete before their queue is.
     stream: sys::CUstream,
     from: Staging,
     to: Staging,
@@ -203,7 +215,11 @@ impl Device {
     ) -> Result<Self> {
         let gpu = Arc::new(Gpu::open(properties)?);
         let stream = gpu.call("making a stream", || {
-            result::stream::create(result::stream::StreamKind::NonBlocking)
+            let mut raw = std::ptr::null_mut();
+            let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+            // SAFETY: `raw` is a place for a stream.
+            unsafe { sys::cuStreamCreateWithPriority(&mut raw, flags, FIRST) }.result()?;
+            Ok(raw)
         })?;
         let raw = gpu.within(|| {
             let joined = nccl.join(id, group.rank, group.size);
@@ -346,17 +362,17 @@ impl Device {
         read.map_err(transport)
     }
 
-    /// Enqueues the average of tensors, in their own queue.
+    /// Enqueues the averages of tensors: in their own queue, or beside it as soon as each is ready; their queue then waits for all.
     ///
     /// # Errors
     /// As above, also of averages before.
     pub(super) fn average(&mut self, tensors: &[DeviceTensor], limit: Duration) -> Result<(), CollectiveFailure> {
-        let Some(stream) = tensors.first().and_then(|first| first.buffer.stream) else {
+        let Some(queue) = tensors.first().and_then(|first| first.buffer.stream) else {
             return Ok(());
         };
         if tensors
             .iter()
-            .any(|t| t.buffer.stream != Some(stream) || t.buffer.bytes < 4 * t.elements as u64)
+            .any(|t| t.buffer.stream != Some(queue) || t.buffer.bytes < 4 * t.elements as u64)
         {
             return Err(CollectiveFailure::Invalid(
                 "the tensors are of several queues, or larger than their buffers".into(),
@@ -365,28 +381,45 @@ impl Device {
         if let Some((peer, reason)) = (self.comm.lost)() {
             return Err(CollectiveFailure::PeerLost { peer, reason });
         }
-        let stream = stream as sys::CUstream;
+        let queue = queue as sys::CUstream;
+        // Where a tensor does not tell when it is ready, all wait for their queue.
+        let is_early = tensors.iter().all(|tensor| tensor.ready.is_some());
+        let stream = if is_early { self.stream } else { queue };
+        let groups = tensors.chunk_by(|a, b| !is_early || a.ready == b.ready);
         let [before, behind] = [(); 2].map(|()| Event::new(&self.gpu, false));
         let (before, behind) = (before.map_err(transport)?, behind.map_err(transport)?);
         let inside = self.comm.enter()?;
         let failed = |error| Error::backend(NAME, crate::driver::text(error));
         let enqueued = self.gpu.within(|| {
-            before.record(stream).map_err(failed)?;
-            let group = self.comm.nccl.group(|| {
-                tensors.iter().try_for_each(|tensor| {
-                    let places = [tensor.buffer.address; 2];
-                    let operation = Operation::AllReduce { mean: true };
-                    // SAFETY: the communicator was not aborted; the buffers have as many elements, by the test above, and stay until
-                    // their queue has come past.
-                    unsafe {
-                        self.comm
-                            .nccl
-                            .enqueue(operation, places, tensor.elements, self.comm.raw, stream)
-                    }
-                })
-            });
-            group.map_err(|why| Error::backend(NAME, why))?;
-            behind.record(stream).map_err(failed)
+            for (number, group) in groups.enumerate() {
+                if let Some(ready) = group[0].ready.filter(|_| is_early) {
+                    // SAFETY: the event is one of the owner of the tensors, who keeps it as long as them.
+                    unsafe { wait_for(stream, ready as sys::CUevent) }.map_err(failed)?;
+                }
+                if number == 0 {
+                    before.record(stream).map_err(failed)?;
+                }
+                let all = self.comm.nccl.group(|| {
+                    group.iter().try_for_each(|tensor| {
+                        let places = [tensor.buffer.address; 2];
+                        let operation = Operation::AllReduce { mean: true };
+                        // SAFETY: the communicator was not aborted; the buffers have as many elements, by the test above, and
+                        // stay until their queue has come past.
+                        unsafe {
+                            self.comm
+                                .nccl
+                                .enqueue(operation, places, tensor.elements, self.comm.raw, stream)
+                        }
+                    })
+                });
+                all.map_err(|why| Error::backend(NAME, why))?;
+            }
+            behind.record(stream).map_err(failed)?;
+            match is_early {
+                // SAFETY: both are there; an event that is deleted is still waited for.
+                true => unsafe { wait_for(queue, behind.raw()) }.map_err(failed),
+                false => Ok(()),
+            }
         });
         drop(inside);
         enqueued.map_err(transport)?;
