@@ -25,6 +25,8 @@ mod recompute;
 mod retired;
 mod retired_words;
 mod semantics;
+#[cfg(target_os = "linux")]
+mod soak;
 mod two_devices;
 mod two_graphs;
 mod weights;

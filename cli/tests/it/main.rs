@@ -11,6 +11,8 @@ mod doctor;
 mod explain;
 mod generate;
 mod help;
+#[cfg(target_os = "linux")]
+mod injection;
 #[cfg(unix)]
 mod interrupt;
 mod kept;

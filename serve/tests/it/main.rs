@@ -5,3 +5,5 @@ mod client;
 mod completions;
 mod hostile;
 mod limits;
+#[cfg(target_os = "linux")]
+mod soak;

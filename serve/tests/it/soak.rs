@@ -1,0 +1,121 @@
+//! Many requests of many clients, some of which leave: no answer is lost or mixed up, and memory, handles and threads stay as they are.
+
+use std::io::{Read, Write};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use meganeura_core::random::SplitMix64;
+use serde_json::{Value, json};
+
+use crate::client::Running;
+
+/// Requests that differ; each is made again and again.
+const KINDS: usize = 60;
+/// Clients at the same time.
+const CLIENTS: usize = 8;
+
+/// A request of a kind: prompts that share beginnings or not, greedy or sampled, streamed or not.
+fn body(kind: usize) -> Value {
+    let mut rng = SplitMix64::new(kind as u64);
+    let words = [
+        "Alice", "the", "rabbit", "hole", "went", "down", "again", "and", "again", "?",
+    ];
+    let mut prompt = match kind % 3 {
+        0 => "Alice was beginning to get very tired of sitting by her sister on the bank".to_owned(),
+        _ => String::new(),
+    };
+    for _ in 0..1 + rng.below(20) {
+        prompt += words[rng.below(words.len())];
+        prompt.push(' ');
+    }
+    json!({"prompt": prompt, "max_tokens": 1 + rng.below(24), "seed": kind, "stream": kind % 2 == 0,
+        "temperature": if kind % 4 == 0 { 0.0 } else { 0.9 }})
+}
+
+/// The text of a request's answer.
+fn ask(server: &Running, kind: usize) -> String {
+    let body = body(kind);
+    let response = server.post("/v1/completions", &body);
+    assert_eq!(response.status, 200, "{body}: {}", response.body);
+    let text = |value: &Value| value["choices"][0]["text"].as_str().unwrap_or_default().to_owned();
+    match body["stream"] == true {
+        true => response.events().iter().map(text).collect(),
+        false => text(&response.json()),
+    }
+}
+
+/// Sends a request and leaves after some bytes of the answer.
+fn leave(server: &Running, kind: usize, bytes: usize) {
+    let body = body(kind).to_string();
+    let mut stream = server.connect();
+    let head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n";
+    let _ = stream.write_all(format!("{head}Content-Length: {}\r\n\r\n{body}", body.len()).as_bytes());
+    let _ = stream.read_exact(&mut vec![0; bytes]);
+}
+
+/// What a process has: bytes in memory, open files, threads.
+fn held() -> [u64; 3] {
+    let status = std::fs::read_to_string("/proc/self/status").expect("a status");
+    let number = |key: &str| {
+        let line = status.lines().find(|line| line.starts_with(key)).expect("a line");
+        line.split_whitespace().nth(1).and_then(|n| n.parse().ok()).unwrap_or(0)
+    };
+    let files = std::fs::read_dir("/proc/self/fd").expect("open files").count() as u64;
+    [1024 * number("VmRSS:"), files, number("Threads:")]
+}
+
+/// Makes so many requests; returns how many were answered and left, and what the process had after a fifth of them and at the end.
+fn soak(requests: usize) -> ([usize; 2], [[u64; 3]; 2]) {
+    let server = Running::new();
+    let expected: Vec<String> = (0..KINDS).map(|kind| ask(&server, kind)).collect();
+    let [answered, left] = [(); 2].map(|()| AtomicUsize::new(0));
+    let round = |range: std::ops::Range<usize>| {
+        let next = AtomicUsize::new(range.start);
+        std::thread::scope(|scope| {
+            for client in 0..CLIENTS {
+                let (server, expected, answered, left, next, end) =
+                    (&server, &expected, &answered, &left, &next, range.end);
+                scope.spawn(move || {
+                    let mut rng = SplitMix64::new(client as u64 + end as u64);
+                    while next.fetch_add(1, Ordering::Relaxed) < end {
+                        let kind = rng.below(KINDS);
+                        if rng.below(5) == 0 {
+                            leave(server, kind, rng.below(400));
+                            left.fetch_add(1, Ordering::Relaxed);
+                            continue;
+                        }
+                        assert_eq!(ask(server, kind), expected[kind], "request {kind}");
+                        answered.fetch_add(1, Ordering::Relaxed);
+                    }
+                });
+            }
+        });
+        // Those that left are noticed.
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        held()
+    };
+    let held = [round(0..requests / 5), round(requests / 5..requests)];
+    server.end().expect("it ends well");
+    ([answered, left].map(AtomicUsize::into_inner), held)
+}
+
+/// 10,000 requests: `cargo test --release -p meganeura-serve --test it soak:: -- --ignored --nocapture --test-threads 1`; another number
+/// in `SOAK_REQUESTS`.
+#[test]
+#[ignore = "takes minutes"]
+fn thousands_of_requests_leave_nothing_behind() {
+    let requests = std::env::var("SOAK_REQUESTS").map_or(10_000, |text| text.parse().expect("a number"));
+    let ([answered, left], [early, late]) = soak(requests);
+    println!("{answered} answered as alone, {left} left; bytes, files and threads: {early:?}, then {late:?}");
+    assert!(
+        late[0] < early[0] + early[0] / 10 + (8 << 20),
+        "memory grows: {early:?}, {late:?}"
+    );
+    assert!(late[1] <= early[1] + 4, "files stay open: {early:?}, {late:?}");
+    assert!(late[2] <= early[2] + 2, "threads stay: {early:?}, {late:?}");
+}
+
+#[test]
+fn requests_together_are_answered_as_alone() {
+    let ([answered, left], _) = soak(150);
+    assert!(answered > 50 && left > 5, "{answered} answered, {left} left");
+}
