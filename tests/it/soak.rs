@@ -37,8 +37,8 @@ fn session_of_a_moment(device: &Arc<dyn Device>, file: &std::path::Path) {
         session.step();
     }
     assert!(session.read_loss().is_finite());
-    session.save(file).expect("saved");
-    session.load(file).expect("loaded");
+    session.save(file);
+    session.load(file);
 }
 
 /// Bytes in memory, open files, threads.

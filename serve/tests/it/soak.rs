@@ -27,8 +27,8 @@ fn body(kind: usize) -> Value {
         prompt += words[rng.below(words.len())];
         prompt.push(' ');
     }
-    json!({"prompt": prompt, "max_tokens": 1 + rng.below(24), "seed": kind, "stream": kind % 2 == 0,
-        "temperature": if kind % 4 == 0 { 0.0 } else { 0.9 }})
+    json!({"prompt": prompt, "max_tokens": 1 + rng.below(24), "seed": kind, "stream": kind.is_multiple_of(2),
+        "temperature": if kind.is_multiple_of(4) { 0.0 } else { 0.9 }})
 }
 
 /// The text of a request's answer.

@@ -8,7 +8,6 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 
 use super::{meganeura, run};
@@ -188,7 +187,7 @@ fn contents(at: &Path) -> BTreeMap<PathBuf, String> {
             );
         } else if let Ok(bytes) = fs::read(&next) {
             let name = next.strip_prefix(at).expect("below").to_owned();
-            found.insert(name, format!("{:x}", Sha256::digest(bytes)));
+            found.insert(name, meganeura::files::sha256([&bytes[..]]));
         }
     }
     found
