@@ -8,8 +8,7 @@ use std::time::Duration;
 use crate::error::Result;
 use crate::graph::Graph;
 use crate::kernel::{CostModel, KernelDesc, widen};
-use crate::ops::{Call, Cost, OpRef, registered};
-use crate::plan::Dispatch;
+use crate::ops::{Call, Cost, OpRef};
 use crate::reference::expand_call;
 use crate::shape::TensorType;
 
@@ -115,13 +114,6 @@ pub fn call_cost(target: &dyn Target, op: OpRef, call: &Call) -> u64 {
             .min(IMPOSSIBLE),
         Err(_) => IMPOSSIBLE,
     }
-}
-
-/// Price of a dispatch of a plan, as of its [call](call_cost); 0 for a kernel that is no operator's.
-pub fn dispatch_cost(target: &dyn Target, dispatch: &Dispatch) -> u64 {
-    let types = dispatch.types();
-    let kernel = dispatch.kernel_desc(&types);
-    registered::op(&dispatch.kernel.name).map_or(0, |op| call_cost(target, op, &kernel.call()))
 }
 
 /// Price of a call that is made once for many steps: of two equal ones, the one with fewer such calls is taken.

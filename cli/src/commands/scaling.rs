@@ -3,7 +3,7 @@
 use std::error::Error;
 
 use meganeura::ExecutionPlan;
-use meganeura::cost::{Target, dispatch_cost};
+use meganeura::cost::Target;
 use meganeura::distributed::{BUCKET_BYTES, Bucket, Buckets};
 use meganeura::plan::{BufferRef, UPDATE};
 use serde_json::{Value, json};
@@ -119,7 +119,7 @@ impl Progress {
         let (mut ends, mut total) = (Vec::new(), 0.0);
         for segment in plan.segments.iter().filter(|segment| !segment.once) {
             for number in segment.first..segment.first + segment.count {
-                total += dispatch_cost(target, &plan.dispatches[number]) as f64;
+                total += plan.dispatches[number].cost(target) as f64;
                 if segment.name != UPDATE {
                     ends.push((number, total));
                 }

@@ -29,11 +29,13 @@ pub use packed::{DerivedInfo, Part, TensorView};
 pub use source::SourceLine;
 
 use crate::attrs::{Attr, Attrs};
+use crate::cost::{Target, call_cost};
 use crate::error::TensorKind;
 use crate::graph::NodeId;
 use crate::init::Init;
 use crate::kernel::KernelDesc;
 use crate::loss_scaling::LossScaling;
+use crate::ops::registered;
 use crate::precision::Precision;
 use crate::shape::TensorType;
 
@@ -121,6 +123,15 @@ impl Dispatch {
             inputs,
             outputs,
         }
+    }
+}
+
+impl Dispatch {
+    /// Its price on a device, as of its [call](call_cost), in picoseconds; 0 for a kernel that is no operator's.
+    pub fn cost(&self, target: &dyn Target) -> u64 {
+        let types = self.types();
+        let kernel = self.kernel_desc(&types);
+        registered::op(&self.kernel.name).map_or(0, |op| call_cost(target, op, &kernel.call()))
     }
 }
 
