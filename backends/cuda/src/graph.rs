@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{DriverError, result, sys};
 
-use crate::executable::Event;
+use crate::event::Event;
 use crate::gpu::Gpu;
 use crate::program::{Access, KernelCall, MatmulCall, Phase, Ready, Work};
 

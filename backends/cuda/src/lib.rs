@@ -25,6 +25,7 @@ mod cublaslt;
 mod device;
 pub mod dlpack;
 mod driver;
+mod event;
 mod executable;
 mod gpu;
 mod graph;

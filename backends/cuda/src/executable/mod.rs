@@ -19,11 +19,11 @@ use meganeura_shaders::host::{
 };
 use meganeura_shaders::host::{Host as _, report_bytes};
 
-pub(crate) use self::frame::Event;
 use self::frame::Frame;
 use self::replay::Replay;
 use self::timing::{MeasuredGraph, Profile, Tag};
 use crate::copies::Copier;
+use crate::event::Event;
 use crate::gpu::{Gpu, NAME};
 use crate::graph::{Graph, Order, Signal};
 use crate::handle::Handle;

@@ -9,9 +9,9 @@ use meganeura_core::backend::Ticket;
 use meganeura_shaders::host::Copy;
 
 use super::CudaExecutable;
-use super::frame::Event;
 use super::timing::{Measured, MeasuredGraph};
 use crate::copies::{Copier, SmallCopy, runs};
+use crate::event::Event;
 use crate::graph::Graph;
 
 /// Enqueues copies between memory of the host and of the device: small ones by a kernel.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use meganeura_core::Result;
 use meganeura_core::backend::{PassTiming, Ticket, pass_label};
 
-use super::frame::Event;
+use crate::event::Event;
 use crate::graph::Graph;
 
 /// A launch, or a phase of launches, as profiles name it.

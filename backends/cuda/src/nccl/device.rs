@@ -16,7 +16,7 @@ use super::group::Group;
 use super::library::{Nccl, Operation, RawComm, UniqueId};
 use super::links::Lost;
 use crate::driver::Properties;
-use crate::executable::Event;
+use crate::event::Event;
 use crate::gpu::Gpu;
 use crate::memory::DeviceMemory;
 
