@@ -22,6 +22,9 @@ const MANY: usize = 6000;
 const LARGE: f64 = 80.0;
 /// Elements of the largest operand.
 const MAX_OPERAND: usize = 1 << 16;
+/// Elements of the largest operand of different numbers: as these are 0.01 apart, more would span more than the exponentials of `f32`
+/// do, and a softmax would make equal numbers of them.
+const MAX_DISTINCT: usize = 6000;
 /// Largest size that conditions give an idea of.
 const MAX_HINT: i64 = 4096;
 /// Most that evaluating the decomposition of a call may take: all are evaluated wherever a device tries the kernel.
@@ -109,7 +112,12 @@ impl DataOp {
         }
         let mut sample = Sample::new("", inputs, attrs.clone());
         let types = sample.input_types()?;
-        if types.iter().any(|ty| ty.numel() > MAX_OPERAND) {
+        let most = |values: &Values| match values {
+            Values::Distinct => MAX_DISTINCT,
+            _ => MAX_OPERAND,
+        };
+        let mut operands = types.iter().zip(&self.definition.values);
+        if operands.any(|(ty, values)| ty.numel() > most(values)) {
             return Err("its operands are too large to be tried".into());
         }
         self.definition.bind(attrs, &types)?;
