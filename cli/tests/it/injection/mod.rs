@@ -15,7 +15,7 @@ use super::{meganeura, run};
 /// How a call goes wrong; `faults.c` knows these words.
 const MODES: [&str; 3] = ["fail", "full", "kill"];
 /// Calls of each command and mode that go wrong in an ordinary run of the tests.
-const SAMPLED: usize = 4;
+const SAMPLED: usize = 2;
 
 /// A command that writes files below its folder.
 struct Writer {
@@ -207,7 +207,9 @@ fn copy(from: &Path, to: &Path) {
 fn chosen(count: usize, all: bool) -> Vec<usize> {
     match all || count <= SAMPLED {
         true => (1..=count).collect(),
-        false => (0..SAMPLED).map(|i| 1 + i * (count - 1) / (SAMPLED - 1)).collect(),
+        false => (0..SAMPLED)
+            .map(|i| 1 + (2 * i + 1) * (count - 1) / (2 * SAMPLED))
+            .collect(),
     }
 }
 
