@@ -107,7 +107,7 @@ fn ask(address: &str, number: usize, max_tokens: usize) -> Result<(f64, Vec<f64>
     let start = Instant::now();
     let mut stream = TcpStream::connect(address).map_err(|e| e.to_string())?;
     let head = format!(
-        "POST /v1/completions HTTP/1.1\r\nHost: load\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
         body.len()
     );
     stream.write_all((head + &body).as_bytes()).map_err(|e| e.to_string())?;

@@ -47,7 +47,8 @@ fn ask(server: &Running, kind: usize) -> String {
 fn leave(server: &Running, kind: usize, bytes: usize) {
     let body = body(kind).to_string();
     let mut stream = server.connect();
-    let head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n";
+    let head =
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n";
     let _ = stream.write_all(format!("{head}Content-Length: {}\r\n\r\n{body}", body.len()).as_bytes());
     let _ = stream.read_exact(&mut vec![0; bytes]);
 }
