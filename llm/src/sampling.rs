@@ -82,6 +82,8 @@ pub struct Sampler {
     rng: SplitMix64,
     /// Candidates with what they weigh, in memory that is reused.
     candidates: Vec<(u32, f32)>,
+    /// How many of them are known to be the most likely ones, and in their order.
+    sorted: usize,
 }
 
 impl Sampler {
@@ -95,6 +97,7 @@ impl Sampler {
             options,
             rng: SplitMix64::new(options.seed),
             candidates: Vec::new(),
+            sorted: 0,
         })
     }
 
@@ -117,11 +120,12 @@ impl Sampler {
         }
         self.candidates.clear();
         self.candidates.extend((0u32..).zip(logits.iter().copied()));
-        self.candidates.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        self.sorted = 0;
         if let Some(k) = self.options.top_k {
+            self.sort_to(k);
             self.candidates.truncate(k);
         }
-        let most = self.candidates[0].1;
+        let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         for (_, weight) in &mut self.candidates {
             // Of the difference, which stays finite or is minus infinity however low the temperature is.
             *weight = ((*weight - most) / self.options.temperature).exp();
@@ -149,34 +153,70 @@ impl Sampler {
         }
     }
 
+    /// Has the most likely candidates in front, in their order, so many or all. Few are usually looked at, and sorting a whole vocabulary
+    /// takes longer than a small model's step.
+    fn sort_to(&mut self, count: usize) {
+        let order = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
+        while self.sorted < count.min(self.candidates.len()) {
+            let rest = &mut self.candidates[self.sorted..];
+            let more = (3 * self.sorted).max(64).min(rest.len());
+            if more < rest.len() {
+                rest.select_nth_unstable_by(more, order);
+            }
+            rest[..more].sort_unstable_by(order);
+            self.sorted += more;
+        }
+    }
+
+    /// The candidate at a place in the order of their likeliness.
+    fn candidate(&mut self, at: usize) -> Option<(u32, f32)> {
+        self.sort_to(at + 1);
+        self.candidates.get(at).copied()
+    }
+
+    /// Drops what is behind so many candidates.
+    fn keep(&mut self, count: usize) {
+        self.sort_to(count);
+        self.candidates.truncate(count);
+    }
+
+    /// The sum of all weights.
+    fn total(&self) -> f64 {
+        self.candidates.iter().map(|c| f64::from(c.1)).sum()
+    }
+
     /// Drops what top-p and min-p leave out; the most likely token always stays.
     fn keep_probable(&mut self) {
         if let Some(p) = self.options.top_p {
-            let limit = p * self.candidates.iter().map(|c| c.1).sum::<f32>();
-            let mut before = 0.0;
-            let kept = self.candidates.iter().take_while(|(_, weight)| {
-                let keep = before < limit;
-                before += weight;
-                keep
-            });
-            let kept = kept.count().max(1);
-            self.candidates.truncate(kept);
+            let limit = f64::from(p) * self.total();
+            let (mut kept, mut before) = (0, 0.0);
+            while before < limit
+                && let Some((_, weight)) = self.candidate(kept)
+            {
+                before += f64::from(weight);
+                kept += 1;
+            }
+            self.keep(kept.max(1));
         }
         if let Some(p) = self.options.min_p {
             // The most likely one weighs 1.
-            let kept = self.candidates.iter().take_while(|c| c.1 >= p).count().max(1);
-            self.candidates.truncate(kept);
+            let mut kept = 0;
+            while self.candidate(kept).is_some_and(|(_, weight)| weight >= p) {
+                kept += 1;
+            }
+            self.keep(kept.max(1));
         }
     }
 
     fn draw(&mut self) -> u32 {
-        let sum: f64 = self.candidates.iter().map(|c| f64::from(c.1)).sum();
-        let mut rest = self.rng.unit() * sum;
-        for &(token, weight) in &self.candidates {
+        let mut rest = self.rng.unit() * self.total();
+        let mut at = 0;
+        while let Some((token, weight)) = self.candidate(at) {
             rest -= f64::from(weight);
             if rest < 0.0 {
                 return token;
             }
+            at += 1;
         }
         // Rounding may leave a rest.
         self.candidates.last().map_or(0, |c| c.0)
@@ -313,6 +353,64 @@ mod tests {
             let found = counts(options, &logits(), 2000);
             let found: Vec<bool> = found.into_iter().map(|n| n > 0).collect();
             assert_eq!(found, kept, "{options:?}");
+        }
+    }
+
+    #[test]
+    fn tokens_of_a_large_vocabulary_are_those_of_sorting_it_all() {
+        let mut rng = SplitMix64::new(7);
+        let logits: Vec<f32> = (0..5000).map(|_| (12.0 * rng.unit()) as f32).collect();
+        let plain = Sampling {
+            temperature: 1.3,
+            seed: 5,
+            ..Sampling::default()
+        };
+        let with = |top_k, top_p, min_p| Sampling {
+            top_k,
+            top_p,
+            min_p,
+            ..plain
+        };
+        for options in [
+            plain,
+            with(Some(700), None, None),
+            with(None, Some(0.5), None),
+            with(None, Some(0.999), None),
+            with(None, None, Some(0.02)),
+            with(Some(900), Some(0.9), Some(0.05)),
+        ] {
+            let mut sorted: Vec<(u32, f32)> = (0u32..).zip(logits.iter().copied()).collect();
+            sorted.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+            sorted.truncate(options.top_k.unwrap_or(usize::MAX));
+            let most = sorted[0].1;
+            let mut weights: Vec<f64> = sorted
+                .iter()
+                .map(|(_, logit)| f64::from(((logit - most) / options.temperature).exp()))
+                .collect();
+            if let Some(p) = options.top_p {
+                let limit = f64::from(p) * weights.iter().sum::<f64>();
+                let mut before = 0.0;
+                weights.retain(|weight| {
+                    before += weight;
+                    before - weight < limit
+                });
+            }
+            let least = f64::from(options.min_p.unwrap_or(0.0));
+            weights.retain(|weight| *weight >= least);
+            let (mut sampler, mut rng) = (Sampler::new(options).expect("sense"), SplitMix64::new(options.seed));
+            for _ in 0..300 {
+                let mut rest = rng.unit() * weights.iter().sum::<f64>();
+                let at = weights.iter().position(|weight| {
+                    rest -= weight;
+                    rest < 0.0
+                });
+                let expected = sorted[at.unwrap_or(weights.len() - 1)].0;
+                assert_eq!(
+                    sampler.choose(&mut logits.clone(), &[]).expect("a token"),
+                    expected,
+                    "{options:?}"
+                );
+            }
         }
     }
 

@@ -131,17 +131,21 @@ impl Sequence {
 /// The logarithm of each token's probability, and the most likely ones with theirs.
 fn logprobs(logits: &[f32], top: usize) -> (impl Fn(u32) -> f32 + use<>, Vec<(u32, f32)>) {
     let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let sum: f64 = logits.iter().map(|&x| f64::from(x - most).exp()).sum();
+    let sum: f64 = logits.iter().map(|&x| f64::from((x - most).exp())).sum();
     let total = most + sum.ln() as f32;
-    let all: Vec<f32> = logits.iter().map(|x| x - total).collect();
-    let mut best: Vec<(u32, f32)> = (0u32..).zip(all.iter().copied()).collect();
-    let order = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
-    if top < best.len() {
-        best.select_nth_unstable_by(top, order);
-        best.truncate(top);
+    let mut best = Vec::new();
+    if top > 0 {
+        best.extend((0u32..).zip(logits.iter().map(|x| x - total)));
+        let order = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
+        if top < best.len() {
+            best.select_nth_unstable_by(top, order);
+            best.truncate(top);
+        }
+        best.sort_by(order);
     }
-    best.sort_by(order);
-    (move |token| all[token as usize], best)
+    // Those that are chosen from are changed.
+    let all = logits.to_vec();
+    (move |token| all[token as usize] - total, best)
 }
 
 /// A request that cannot be kept.
