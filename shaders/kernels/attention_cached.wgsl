@@ -132,33 +132,8 @@ fn add_value(sum: vec4<f32>, value: vec4<f32>, key: u32, count: u32) -> vec4<f32
     return select(sum, fma(weight, value, sum), key < count);
 }
 
-// Four numbers of threads, from one on, and four of those few that have brought them together.
-fn folded_at(at: u32) -> vec4<f32> {
-    return vec4<f32>(folded[at].x, folded[at + 1u].x, folded[at + 2u].x, folded[at + 3u].x);
-}
-
-fn few_at(at: u32) -> vec4<f32> {
-    return vec4<f32>(few[at], few[at + 1u], few[at + 2u], few[at + 3u]);
-}
-
-// The greatest number of four, or their sum.
-fn join(x: vec4<f32>, greatest: bool) -> f32 {
-    return select((x.x + x.y) + (x.z + x.w), max(max(x.x, x.y), max(x.z, x.w)), greatest);
-}
-
-// The greatest number of all threads, or their sum: neighbours are joined, then what comes of them.
-fn join_all(value: f32, local: u32, greatest: bool) -> f32 {
-    folded[local].x = value;
-    workgroupBarrier();
-    if (local < FEW) {
-        let at = local * EACH;
-        few[local] = join(vec4<f32>(join(folded_at(at), greatest), join(folded_at(at + 4u), greatest),
-            join(folded_at(at + 8u), greatest), join(folded_at(at + 12u), greatest)), greatest);
-    }
-    workgroupBarrier();
-    return join(vec4<f32>(join(few_at(0u), greatest), join(few_at(4u), greatest),
-        join(few_at(8u), greatest), join(few_at(12u), greatest)), greatest);
-}
+// lib/workgroup.wgsl
+fn join_all(value: f32, local: u32, greatest: bool) -> f32 { return value; }
 
 // Sums of the parts of a vector of values, of neighbours first; the last function stands for that of all parts.
 fn sum_2(at: u32) -> vec4<f32> { return folded[at] + folded[at + ACROSS]; }

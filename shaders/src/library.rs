@@ -17,7 +17,11 @@ pub(super) const CONVOLUTION_NHWC: KernelFile = KernelFile {
 };
 
 /// Functions that kernels share.
-const FILES: [&str; 2] = [include_str!("../lib/math.wgsl"), include_str!("../lib/fault.wgsl")];
+const FILES: [&str; 3] = [
+    include_str!("../lib/math.wgsl"),
+    include_str!("../lib/fault.wgsl"),
+    include_str!("../lib/workgroup.wgsl"),
+];
 
 /// The library's functions.
 ///
