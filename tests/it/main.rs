@@ -9,6 +9,9 @@ mod debug_options;
 mod debug_step;
 mod errors;
 mod external;
+#[cfg(target_os = "linux")]
+#[path = "../common/held.rs"]
+mod held;
 mod memory;
 mod mixed_training;
 mod newcomer;

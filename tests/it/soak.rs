@@ -10,6 +10,8 @@ use meganeura::cpu::CpuDevice;
 use meganeura::ops::Conv2dOptions;
 use meganeura::{Adam, Graph, select};
 
+use crate::held::Held;
+
 fn graph() -> Graph {
     let mut g = Graph::new();
     let x = g.input("x", &[16, 3, 12, 12]);
@@ -41,19 +43,8 @@ fn session_of_a_moment(device: &Arc<dyn Device>, file: &std::path::Path) {
     session.load(file);
 }
 
-/// Bytes in memory, open files, threads.
-fn held() -> [u64; 3] {
-    let status = std::fs::read_to_string("/proc/self/status").expect("a status");
-    let number = |key: &str| {
-        let line = status.lines().find(|line| line.starts_with(key)).expect("a line");
-        line.split_whitespace().nth(1).and_then(|n| n.parse().ok()).unwrap_or(0)
-    };
-    let files = std::fs::read_dir("/proc/self/fd").expect("open files").count() as u64;
-    [1024 * number("VmRSS:"), files, number("Threads:")]
-}
-
-/// Opens and closes sessions for some time; returns how many.
-fn soak(name: &str, time: Duration, open: impl Fn() -> Arc<dyn Device>) -> usize {
+/// Opens and closes sessions for some time.
+fn soak(name: &str, time: Duration, open: impl Fn() -> Arc<dyn Device>) {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("saved.safetensors");
     let (begun, mut count, mut early) = (Instant::now(), 0, None);
@@ -62,20 +53,11 @@ fn soak(name: &str, time: Duration, open: impl Fn() -> Arc<dyn Device>) -> usize
         count += 1;
         // What is made once and kept, and the allocator's own reserve, are there by then.
         if begun.elapsed() > time / 4 {
-            early.get_or_insert_with(held);
+            early.get_or_insert_with(Held::now);
         }
     }
-    let (early, late) = (early.expect("a quarter of the time"), held());
-    println!("{name}: {count} sessions; bytes, files and threads: {early:?}, then {late:?}");
-    assert!(
-        late[0] < early[0] + early[0] / 10 + (8 << 20),
-        "{name}: memory grows: {early:?}, {late:?}"
-    );
-    assert!(
-        late[1] <= early[1] && late[2] <= early[2],
-        "{name}: files or threads stay: {early:?}, {late:?}"
-    );
-    count
+    let early = early.expect("a quarter of the time");
+    early.assert_kept(Held::now(), &format!("{name}, {count} sessions"), 0, 0);
 }
 
 /// Two minutes; other seconds in `SOAK_SECONDS`:
@@ -88,7 +70,7 @@ fn sessions_leave_nothing_behind() {
     soak("cpu", time, || Arc::new(CpuDevice::new(2)));
     let config = Config::default();
     match select::select(Some("blade"), &config) {
-        Ok(selected) => drop(soak("blade", time, || selected.open(&config).expect("it opens"))),
+        Ok(selected) => soak("blade", time, || selected.open(&config).expect("it opens")),
         Err(why) => println!("VULKAN-NOT-TESTED: {why}"),
     }
 }

@@ -3,6 +3,9 @@
 mod chat;
 mod client;
 mod completions;
+#[cfg(target_os = "linux")]
+#[path = "../../../tests/common/held.rs"]
+mod held;
 mod hostile;
 mod limits;
 #[cfg(target_os = "linux")]

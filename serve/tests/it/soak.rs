@@ -7,6 +7,7 @@ use meganeura_core::random::SplitMix64;
 use serde_json::{Value, json};
 
 use crate::client::Running;
+use crate::held::Held;
 
 /// Requests that differ; each is made again and again.
 const KINDS: usize = 60;
@@ -53,19 +54,8 @@ fn leave(server: &Running, kind: usize, bytes: usize) {
     let _ = stream.read_exact(&mut vec![0; bytes]);
 }
 
-/// What a process has: bytes in memory, open files, threads.
-fn held() -> [u64; 3] {
-    let status = std::fs::read_to_string("/proc/self/status").expect("a status");
-    let number = |key: &str| {
-        let line = status.lines().find(|line| line.starts_with(key)).expect("a line");
-        line.split_whitespace().nth(1).and_then(|n| n.parse().ok()).unwrap_or(0)
-    };
-    let files = std::fs::read_dir("/proc/self/fd").expect("open files").count() as u64;
-    [1024 * number("VmRSS:"), files, number("Threads:")]
-}
-
 /// Makes so many requests; returns how many were answered and left, and what the process had after a fifth of them and at the end.
-fn soak(requests: usize) -> ([usize; 2], [[u64; 3]; 2]) {
+fn soak(requests: usize) -> ([usize; 2], [Held; 2]) {
     let server = Running::new();
     let expected: Vec<String> = (0..KINDS).map(|kind| ask(&server, kind)).collect();
     let [answered, left] = [(); 2].map(|()| AtomicUsize::new(0));
@@ -92,7 +82,7 @@ fn soak(requests: usize) -> ([usize; 2], [[u64; 3]; 2]) {
         });
         // Those that left are noticed.
         std::thread::sleep(std::time::Duration::from_millis(300));
-        held()
+        Held::now()
     };
     let held = [round(0..requests / 5), round(requests / 5..requests)];
     server.end().expect("it ends well");
@@ -106,13 +96,8 @@ fn soak(requests: usize) -> ([usize; 2], [[u64; 3]; 2]) {
 fn thousands_of_requests_leave_nothing_behind() {
     let requests = std::env::var("SOAK_REQUESTS").map_or(10_000, |text| text.parse().expect("a number"));
     let ([answered, left], [early, late]) = soak(requests);
-    println!("{answered} answered as alone, {left} left; bytes, files and threads: {early:?}, then {late:?}");
-    assert!(
-        late[0] < early[0] + early[0] / 10 + (8 << 20),
-        "memory grows: {early:?}, {late:?}"
-    );
-    assert!(late[1] <= early[1] + 4, "files stay open: {early:?}, {late:?}");
-    assert!(late[2] <= early[2] + 2, "threads stay: {early:?}, {late:?}");
+    let what = format!("{answered} answered as alone, {left} left");
+    early.assert_kept(late, &what, 4, 2);
 }
 
 #[test]
