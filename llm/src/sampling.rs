@@ -122,8 +122,7 @@ impl Sampler {
         self.candidates.extend((0u32..).zip(logits.iter().copied()));
         self.sorted = 0;
         if let Some(k) = self.options.top_k {
-            self.sort_to(k);
-            self.candidates.truncate(k);
+            self.keep(k);
         }
         let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         for (_, weight) in &mut self.candidates {
@@ -156,14 +155,10 @@ impl Sampler {
     /// Has the most likely candidates in front, in their order, so many or all. Few are usually looked at, and sorting a whole vocabulary
     /// takes longer than a small model's step.
     fn sort_to(&mut self, count: usize) {
-        let order = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
         while self.sorted < count.min(self.candidates.len()) {
             let rest = &mut self.candidates[self.sorted..];
             let more = (3 * self.sorted).max(64).min(rest.len());
-            if more < rest.len() {
-                rest.select_nth_unstable_by(more, order);
-            }
-            rest[..more].sort_unstable_by(order);
+            sort_likeliest(rest, more);
             self.sorted += more;
         }
     }
@@ -221,6 +216,16 @@ impl Sampler {
         // Rounding may leave a rest.
         self.candidates.last().map_or(0, |c| c.0)
     }
+}
+
+/// Has so many of the likeliest tokens in front, in their order, of equally likely ones the first first.
+pub(crate) fn sort_likeliest(tokens: &mut [(u32, f32)], count: usize) {
+    let order = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
+    if count < tokens.len() {
+        tokens.select_nth_unstable_by(count, order);
+    }
+    let count = count.min(tokens.len());
+    tokens[..count].sort_unstable_by(order);
 }
 
 /// The first of the largest.

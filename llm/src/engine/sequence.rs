@@ -5,7 +5,7 @@ use meganeura_core::{Error, Result};
 use super::blocks::{BlockPool, Identity};
 use super::{Constraint, Finish, SequenceId, SequenceRequest};
 use crate::config::ModelConfig;
-use crate::sampling::Sampler;
+use crate::sampling::{Sampler, sort_likeliest};
 
 /// A sequence: its tokens, and how far they are computed.
 pub(super) struct Sequence {
@@ -136,12 +136,8 @@ fn logprobs(logits: &[f32], top: usize) -> (impl Fn(u32) -> f32 + use<>, Vec<(u3
     let mut best = Vec::new();
     if top > 0 {
         best.extend((0u32..).zip(logits.iter().map(|x| x - total)));
-        let order = |a: &(u32, f32), b: &(u32, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
-        if top < best.len() {
-            best.select_nth_unstable_by(top, order);
-            best.truncate(top);
-        }
-        best.sort_by(order);
+        sort_likeliest(&mut best, top);
+        best.truncate(top);
     }
     // Those that are chosen from are changed.
     let all = logits.to_vec();
