@@ -25,6 +25,15 @@ pub(crate) struct Access {
 }
 
 impl Access {
+    /// A whole place; one without bytes has some that are nobody else's.
+    pub(crate) fn of(place: Place, writes: bool) -> Self {
+        Access {
+            slab: place.slab,
+            bytes: place.offset..place.offset + place.bytes.max(1),
+            writes,
+        }
+    }
+
     /// Whether the order of the two matters.
     pub(crate) fn conflicts(&self, other: &Access) -> bool {
         (self.writes || other.writes)
@@ -263,12 +272,8 @@ fn bind_matmul(
         };
         let place = place.ok_or_else(|| Error::plan("a matmul has an operand that is nowhere"))?;
         *address = arena.address(place, 0);
-        accesses.push(Access {
-            slab: place.slab,
-            bytes: place.offset..place.offset + place.bytes.max(1),
-            // The result and the workspace.
-            writes: number >= 2,
-        });
+        // The result and the workspace are written.
+        accesses.push(Access::of(place, number >= 2));
     }
     Ok(Ready {
         work: Work::Matmul(MatmulCall {

@@ -124,9 +124,7 @@ impl Dispatch {
             outputs,
         }
     }
-}
 
-impl Dispatch {
     /// Its price on a device, as of its [call](call_cost), in picoseconds; 0 for a kernel that is no operator's.
     pub fn cost(&self, target: &dyn Target) -> u64 {
         let types = self.types();

@@ -410,13 +410,7 @@ impl Executable for CudaExecutable {
         self.measured.clear();
         let of = |group: &Vec<BufferRef>| -> Result<Signal> {
             let places = group.iter().map(|&buffer| self.place(buffer, 0, 0));
-            let accesses = places.map(|place| {
-                place.map(|place| Access {
-                    slab: place.slab,
-                    bytes: place.offset..place.offset + place.bytes.max(1),
-                    writes: true,
-                })
-            });
+            let accesses = places.map(|place| Ok(Access::of(place?, true)));
             Ok(Signal {
                 accesses: accesses.collect::<Result<_>>()?,
                 event: Event::new(&self.gpu, false)?,

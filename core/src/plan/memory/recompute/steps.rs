@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::cost::Target;
+use crate::cost::{Target, call_cost};
 use crate::error::Result;
 use crate::graph::NodeKind;
 use crate::ops::registered;
@@ -333,7 +333,7 @@ fn origin(
     let op = registered::op(&d.kernel.name);
     let kernel = d.kernel_desc(&types);
     let call = kernel.call();
-    let cost = d.cost(target);
+    let cost = op.map_or(0, |op| call_cost(target, op, &call));
     // What somebody writes at this level or later is not the same any more when a copy runs.
     let changes = |b: BufferRef| {
         let mut others = writers[b.index()].iter().filter(|w| **w != index);
