@@ -57,17 +57,9 @@ impl Graph {
         programmatic: bool,
     ) -> Result<(Self, bool), DriverError> {
         let launches: Vec<&Ready> = launches.iter().copied().filter(|launch| !is_empty(launch)).collect();
-        // Signals come behind all launches, and nothing waits for them.
         let accesses = launches.iter().map(|launch| &launch.accesses[..]);
         let accesses: Vec<&[Access]> = accesses.chain(signals.iter().map(|s| &s.accesses[..])).collect();
-        let dependencies = dependencies(accesses.len(), |earlier, later| {
-            let conflict = |own| accesses[earlier].iter().any(|other| other.conflicts(own));
-            match (earlier >= launches.len(), chain && later < launches.len()) {
-                (true, _) => false,
-                (_, true) => earlier + 1 == later,
-                (_, false) => accesses[later].iter().any(conflict),
-            }
-        });
+        let dependencies = order(&accesses, launches.len(), chain);
         let is_chain = (0..)
             .zip(&dependencies[..launches.len()])
             .all(|(later, before)| match later {
@@ -267,6 +259,18 @@ fn is_empty(launch: &Ready) -> bool {
     }
 }
 
+/// For each of so many launches, and of the signals behind them, the launches that it waits for: those whose memory it needs, or, where
+/// launches are a chain, a launch the one in front of it. Nothing waits for a signal.
+fn order(accesses: &[&[Access]], launches: usize, chain: bool) -> Vec<Vec<usize>> {
+    dependencies(accesses.len(), |earlier, later| {
+        let conflict = |own| accesses[earlier].iter().any(|other| other.conflicts(own));
+        match chain && later < launches {
+            true => earlier + 1 == later,
+            false => earlier < launches && accesses[later].iter().any(conflict),
+        }
+    })
+}
+
 /// For each of `count` launches the earlier ones that it has to wait for: those with which it `conflicts` and that no other one
 /// waits for on its behalf.
 fn dependencies(count: usize, conflicts: impl Fn(usize, usize) -> bool) -> Vec<Vec<usize>> {
@@ -320,6 +324,30 @@ mod tests {
         });
         let expected: [&[usize]; 6] = [&[], &[], &[0], &[2, 1], &[3], &[]];
         assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn signals_wait_for_the_last_launches_that_use_their_memory() {
+        let access = |start: u64, writes| Access {
+            slab: 0,
+            bytes: start..start + 8,
+            writes,
+        };
+        // 0 writes a, 1 reads a and writes b, 2 reads a, 3 writes c; signals of a, of b and c, of d that nobody uses, and of a again.
+        let accesses: [&[Access]; 8] = [
+            &[access(0, true)],
+            &[access(0, false), access(8, true)],
+            &[access(0, false)],
+            &[access(16, true)],
+            &[access(0, true)],
+            &[access(8, true), access(16, true)],
+            &[access(24, true)],
+            &[access(0, true)],
+        ];
+        let branches: [&[usize]; 8] = [&[], &[0], &[0], &[], &[2, 1], &[3, 1], &[], &[2, 1]];
+        assert_eq!(order(&accesses, 4, false), branches);
+        let chain: [&[usize]; 8] = [&[], &[0], &[1], &[2], &[2], &[3], &[], &[2]];
+        assert_eq!(order(&accesses, 4, true), chain);
     }
 
     #[test]
