@@ -285,9 +285,9 @@ fn checked_index(index: u32, rows: u32) -> u32 {
     atomicMax(&fault[2u + 2u * reporter], index);
     return 0u;
 }
-// What all threads of a workgroup have, brought together. A kernel that calls `join_all` declares in memory of the workgroup `folded`,
+// Reductions over all threads of a workgroup. A kernel that calls `join_all` declares in memory of the workgroup `folded`,
 // a vec4<f32> for each thread, and `few`, an f32 for each of FEW threads, of which each reads EACH numbers; both are 16.
-// Four numbers of threads, from one on, and four of those few that have brought them together.
+// Four numbers of threads, from one on, and four of those few that have joined them.
 fn folded_at(at: u32) -> vec4<f32> {
     return vec4<f32>(folded[at].x, folded[at + 1u].x, folded[at + 2u].x, folded[at + 3u].x);
 }
