@@ -1,9 +1,10 @@
-// Matrix product of few rows whose operands lie along K: threads load vectors of four terms, and all that they need of the
-// matrix B, if that is not too much, before they wait for anything else.
+// Matrix product of few rows whose operands lie along K: a thread loads units of one or more vectors of four terms, and all that
+// it needs of the matrix B, if that is not too much, before it waits for anything else.
 //
 // A workgroup has THREADS / LANES times COLUMNS columns, each thread COLUMNS of them for all M rows, with sums in registers;
-// LANES threads share the sums of a column, which they add up through shared memory, TOGETHER sums of a thread at a time. Rows
-// that have to be computed are computed once (STAGED). Where there are few columns, K is cut into PARTS (split-K).
+// LANES threads share the sums of a column. Where they are a subgroup, it adds them up; elsewhere that goes through shared
+// memory, TOGETHER sums of a thread at a time. Rows that have to be computed are computed once (STAGED). Where there are few
+// columns, K is cut into PARTS (split-K). Packed weights stay so in registers, and the scale of a unit is multiplied with its sum.
 //
 // Twin in the oracle: core/src/ops/matmul.rs, core/src/ops/quantized.rs.
 
@@ -14,7 +15,10 @@ const K: u32 = 576u;
 // The schedule.
 const COLUMNS: u32 = 1u; // of a thread
 const PARTS: u32 = 1u;
-const LENGTH: u32 = 576u; // terms of a part, a multiple of 4
+const LENGTH: u32 = 576u; // terms of a part, a multiple of those of a unit
+const UNIT: u32 = 1u; // vectors of a unit, which is what a thread loads of a column at once
+const SCALED: bool = false; // whether each unit has a scale
+const SUBGROUPS: bool = false; // whether the LANES threads of a column are a subgroup
 const STAGED: bool = false;
 const ROUNDS: u32 = 1u; // loads of a thread come in so many rounds, of about the same length
 const TOGETHER: u32 = 1u; // sums of a thread that are in shared memory together
@@ -27,18 +31,21 @@ const LAST_ADDERS: u32 = 8u; // those of the last LAST sums
 const GROUPS: u32 = THREADS / LANES;
 const ACROSS: u32 = (N + COLUMNS * GROUPS - 1u) / (COLUMNS * GROUPS);
 const WIDTH: u32 = LENGTH / 4u; // vectors of a part
-const VECTORS: u32 = (WIDTH + LANES - 1u) / LANES; // of a thread in a line
-const COUNT: u32 = (VECTORS + ROUNDS - 1u) / ROUNDS; // of a thread in a round
+const UNITS: u32 = WIDTH / UNIT; // of a part
+const OWN_UNITS: u32 = (UNITS + LANES - 1u) / LANES; // of a thread in a line
+const COUNT: u32 = (OWN_UNITS + ROUNDS - 1u) / ROUNDS; // of a thread in a round
 const SUMS: u32 = M * COLUMNS;
 const LAST: u32 = SUMS - (SUMS - 1u) / TOGETHER * TOGETHER;
 const STRIDE: u32 = LANES + 1u; // keeps columns apart in the banks of shared memory
 const STAGED_VECTORS: u32 = M * WIDTH;
-// Whether vectors beyond the end are zero, which for few rows takes no branch.
+// Whether units beyond the end are zero, which for few rows takes no branch.
 const SELECTS: bool = M < SOME_ROWS;
 const CHUNKS: u32 = (STAGED_VECTORS + THREADS - 1u) / THREADS;
 
 // Indices of repeats.
-const n: u32 = 0u; const c: u32 = 0u; const r: u32 = 0u; const t: u32 = 0u; const s: u32 = 0u; const u: u32 = 0u;
+const n: u32 = 0u; const c: u32 = 0u; const r: u32 = 0u; const t: u32 = 0u; const s: u32 = 0u; const u: u32 = 0u; const v: u32 = 0u;
+
+alias Unit = vec4<f32>;
 
 var<storage, read> a: array<vec4<f32>>;
 var<storage, read> b: array<vec4<f32>>;
@@ -53,9 +60,29 @@ fn load_a(batch: u32, line: u32, k: u32) -> vec4<f32> {
     return a[((batch * M + line) * K + k * 4u) / 4u];
 }
 
-// The vector `k` of a column.
-fn load_b(batch: u32, line: u32, k: u32) -> vec4<f32> {
-    return b[((batch * N + line) * K + k * 4u) / 4u];
+// The unit `k` of a column.
+fn load_b(batch: u32, line: u32, k: u32) -> Unit {
+    return b[((batch * N + line) * K + k * UNIT * 4u) / 4u];
+}
+
+// Its scale.
+fn load_scale(batch: u32, line: u32, k: u32) -> f32 {
+    return 1.0;
+}
+
+// A vector of a unit.
+fn expand_b(unit: Unit, number: u32) -> vec4<f32> {
+    return unit;
+}
+
+// The number in its line of a vector of the unit `k`.
+fn vector_of(k: u32, number: u32) -> u32 {
+    return k * UNIT + number;
+}
+
+// A sum and four terms more.
+fn add_terms(sum: f32, x: vec4<f32>, y: vec4<f32>) -> f32 {
+    return fma(x.w, y.w, fma(x.z, y.z, fma(x.y, y.y, fma(x.x, y.x, sum))));
 }
 
 // An element of a row that is computed.
@@ -103,7 +130,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let part = group_number / (ACROSS * BATCH);
     let slot = local % LANES;
     let first_vector = part * WIDTH;
-    let end = min(first_vector + WIDTH, K / 4u);
+    let first_unit = part * UNITS;
+    let end = min(first_unit + UNITS, K / (4u * UNIT));
     // @repeat c < COLUMNS
     let column_c = min(first_column + c * GROUPS + local / LANES, N - 1u);
     // @end
@@ -112,14 +140,17 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     // @end
     // @if ROUNDS == 1
     // What comes before needs none of the matrix, which is loaded meanwhile.
-    let k = first_vector + slot;
+    let k = first_unit + slot;
     // @repeat n < COUNT
     let k_n = min(k + n * LANES, end - 1u);
     // @repeat c < COLUMNS
-    // @if SELECTS && !(PARTS == 1 && ROUNDS == 1 && (n + 1) * LANES * 4 <= LENGTH)
-    let b_n_c = select(vec4<f32>(), load_b(batch, column_c, k_n), k + n * LANES < end);
+    // @if SELECTS && !SCALED && !(PARTS == 1 && ROUNDS == 1 && (n + 1) * LANES * 4 * UNIT <= LENGTH)
+    let b_n_c = select(Unit(), load_b(batch, column_c, k_n), k + n * LANES < end);
     // @else
     //# let b_n_c = load_b(batch, column_c, k_n);
+    // @end
+    // @if SCALED
+    //# let scale_n_c = load_scale(batch, column_c, k_n);
     // @end
     // @end
     // @end
@@ -145,14 +176,17 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     workgroupBarrier();
     // @end
     // @if ROUNDS > 1
-    //# for (var k = first_vector + slot; k < end; k += COUNT * LANES) {
+    //# for (var k = first_unit + slot; k < end; k += COUNT * LANES) {
     // @repeat n < COUNT
     //# let k_n = min(k + n * LANES, end - 1u);
     // @repeat c < COLUMNS
-    // @if SELECTS && !(PARTS == 1 && ROUNDS == 1 && (n + 1) * LANES * 4 <= LENGTH)
-    //# let b_n_c = select(vec4<f32>(), load_b(batch, column_c, k_n), k + n * LANES < end);
+    // @if SELECTS && !SCALED
+    //# let b_n_c = select(Unit(), load_b(batch, column_c, k_n), k + n * LANES < end);
     // @else
     //# let b_n_c = load_b(batch, column_c, k_n);
+    // @end
+    // @if SCALED
+    //# let scale_n_c = load_scale(batch, column_c, k_n);
     // @end
     // @end
     // @end
@@ -161,22 +195,42 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     // @if M >= SOME_ROWS
     //# if (k + n * LANES < end) {
     // @end
+    // @if SCALED
+    // @repeat t < SUMS
+    //# var unit_n_t = 0.0;
+    // @end
+    // @end
+    // @repeat v < UNIT
+    // @repeat c < COLUMNS
+    let y_n_v_c = expand_b(b_n_c, v);
+    // @end
     // @repeat r < M
     // @if STAGED
-    //# let row_n_r = staged[r * WIDTH + k_n - first_vector];
+    //# let row_n_v_r = staged[r * WIDTH + vector_of(k_n, v) - first_vector];
     // @else
-    let row_n_r = load_a(batch, r, k_n);
+    let row_n_v_r = load_a(batch, r, vector_of(k_n, v));
     // @end
-    // @if SELECTS && !(PARTS == 1 && ROUNDS == 1 && (n + 1) * LANES * 4 <= LENGTH)
-    let a_n_r = select(vec4<f32>(), row_n_r, k + n * LANES < end);
+    // @if SELECTS && !SCALED && !(PARTS == 1 && ROUNDS == 1 && (n + 1) * LANES * 4 * UNIT <= LENGTH)
+    let x_n_v_r = select(vec4<f32>(), row_n_v_r, k + n * LANES < end);
     // @else
-    //# let a_n_r = row_n_r;
+    //# let x_n_v_r = row_n_v_r;
     // @end
     // @repeat c < COLUMNS, t in r * COLUMNS + c..r * COLUMNS + c + 1
-    sum_t = fma(a_n_r.x, b_n_c.x, sum_t);
-    sum_t = fma(a_n_r.y, b_n_c.y, sum_t);
-    sum_t = fma(a_n_r.z, b_n_c.z, sum_t);
-    sum_t = fma(a_n_r.w, b_n_c.w, sum_t);
+    // @if SCALED
+    //# unit_n_t = add_terms(unit_n_t, x_n_v_r, y_n_v_c);
+    // @else
+    sum_t = add_terms(sum_t, x_n_v_r, y_n_v_c);
+    // @end
+    // @end
+    // @end
+    // @end
+    // @if SCALED
+    // @repeat r < M, c < COLUMNS, t in r * COLUMNS + c..r * COLUMNS + c + 1
+    // @if SELECTS && !(PARTS == 1 && ROUNDS == 1 && (n + 1) * LANES * 4 * UNIT <= LENGTH)
+    //# sum_t += select(0.0, unit_n_t * scale_n_c, k + n * LANES < end);
+    // @else
+    //# sum_t = fma(unit_n_t, scale_n_c, sum_t);
+    // @end
     // @end
     // @end
     // @if M >= SOME_ROWS
@@ -186,6 +240,20 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     // @if ROUNDS > 1
     //# }
     // @end
+    // @if SUBGROUPS
+    // @repeat t < SUMS
+    //# let all_t = subgroupAdd(sum_t);
+    // @end
+    // Lane `t` of a column finishes the sum `t`.
+    //# var own_sum = all_0;
+    // @repeat t in 1..SUMS
+    //# own_sum = select(own_sum, all_t, slot == t);
+    // @end
+    //# let own_column = first_column + slot % COLUMNS * GROUPS + local / LANES;
+    //# if (slot < SUMS && own_column < N) {
+    //#     finish(part, element_number(batch, slot / COLUMNS, own_column), own_sum);
+    //# }
+    // @else
     // @repeat s < (SUMS + TOGETHER - 1) / TOGETHER
     {
         let first = s * TOGETHER;
@@ -219,5 +287,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             }
         }
     }
+    // @end
     // @end
 }

@@ -386,6 +386,44 @@ fn bf16_to_f32x4(pairs: vec2<u32>) -> vec4<f32> {
     return bitcast<vec4<f32>>(words);
 }
 
+// Integers in the mantissas of floats: 2^23 + i has the bits of i where it is below 2^8, and 2^15 + i / 2^8 those 8 bits higher.
+// An integer is found by an "and", an "or" and a subtraction, which on many devices takes less time than a conversion.
+
+// Four integers of Q8_0 in a word, in two's complement.
+fn q8_0_to_f32x4(word: u32) -> vec4<f32> {
+    let low = word ^ 0x80808080u;
+    let high = low >> 16u;
+    let bits = vec4<u32>(low & 0xffu, low & 0xff00u, high & 0xffu, high & 0xff00u);
+    let floats = bitcast<vec4<f32>>(bits | vec4<u32>(0x4b000000u, 0x47000000u, 0x4b000000u, 0x47000000u));
+    return floats - vec4<f32>(8388736.0, 32896.0, 8388736.0, 32896.0);
+}
+
+// Four integers of Q4_0 in a word: of the first half of a block in the lower halves of bytes.
+fn q4_0_low_to_f32x4(word: u32) -> vec4<f32> {
+    let high = word >> 16u;
+    let bits = vec4<u32>(word & 0xfu, word & 0xf00u, high & 0xfu, high & 0xf00u);
+    let floats = bitcast<vec4<f32>>(bits | vec4<u32>(0x4b000000u, 0x47000000u, 0x4b000000u, 0x47000000u));
+    return floats - vec4<f32>(8388616.0, 32776.0, 8388616.0, 32776.0);
+}
+
+// Of the second half of a block in the upper halves of bytes: 2^19 + i / 2^4, and 2^11 + i / 2^12.
+fn q4_0_high_to_f32x4(word: u32) -> vec4<f32> {
+    let high = word >> 16u;
+    let bits = vec4<u32>(word & 0xf0u, word & 0xf000u, high & 0xf0u, high & 0xf000u);
+    let floats = bitcast<vec4<f32>>(bits | vec4<u32>(0x49000000u, 0x45000000u, 0x49000000u, 0x45000000u));
+    return floats - vec4<f32>(524296.0, 2056.0, 524296.0, 2056.0);
+}
+
+// The integer `i` of a block of Q8_0 in its word.
+fn q8_0_to_f32(word: u32, i: u32) -> f32 {
+    return f32(i32(word << (24u - i % 4u * 8u)) >> 24u);
+}
+
+// The integer `i` of a block of Q4_0 in its word.
+fn q4_0_to_f32(word: u32, i: u32) -> f32 {
+    return f32((word >> (i % 4u * 8u + i / 16u * 4u)) & 0xfu) - 8.0;
+}
+
 fn f32_to_f16(x: f32) -> u32 {
     let bits = bitcast<u32>(x);
     let sign = (bits >> 16u) & 0x8000u;

@@ -2,12 +2,13 @@ var<storage, read> b0: array<f32>;
 var<storage, read_write> b1: array<f32>;
 var<storage, read> b2: array<vec4<f32>>;
 var<storage, read> b3: array<vec4<f32>>;
-// Matrix product of few rows whose operands lie along K: threads load vectors of four terms, and all that they need of the
-// matrix B, if that is not too much, before they wait for anything else.
+// Matrix product of few rows whose operands lie along K: a thread loads units of one or more vectors of four terms, and all that
+// it needs of the matrix B, if that is not too much, before it waits for anything else.
 //
 // A workgroup has THREADS / LANES times COLUMNS columns, each thread COLUMNS of them for all M rows, with sums in registers;
-// LANES threads share the sums of a column, which they add up through shared memory, TOGETHER sums of a thread at a time. Rows
-// that have to be computed are computed once (STAGED). Where there are few columns, K is cut into PARTS (split-K).
+// LANES threads share the sums of a column. Where they are a subgroup, it adds them up; elsewhere that goes through shared
+// memory, TOGETHER sums of a thread at a time. Rows that have to be computed are computed once (STAGED). Where there are few
+// columns, K is cut into PARTS (split-K). Packed weights stay so in registers, and the scale of a unit is multiplied with its sum.
 //
 // Twin in the oracle: core/src/ops/matmul.rs, core/src/ops/quantized.rs.
 const BATCH: u32 = 1u;
@@ -16,6 +17,7 @@ const N: u32 = 960u;
 const K: u32 = 576u;
 // The schedule.
 const COLUMNS: u32 = 1u;
+const UNIT: u32 = 1u;
 const TOGETHER: u32 = 1u;
 const THREADS: u32 = 256u;
 const LANES: u32 = 32u;
@@ -24,9 +26,11 @@ const LAST_ADDERS: u32 = 8u;
 const GROUPS: u32 = 8u;
 const ACROSS: u32 = 120u;
 const WIDTH: u32 = 144u;
+const UNITS: u32 = 144u;
 const SUMS: u32 = 1u;
 const LAST: u32 = 1u;
 const STRIDE: u32 = 33u;
+alias Unit = vec4<f32>;
 var<workgroup> sums: array<f32, TOGETHER * GROUPS * STRIDE>;
 var<workgroup> few: array<f32, GROUPS * max(TOGETHER * ADDERS, LAST * LAST_ADDERS)>;
 // The vector `k` of a row.
@@ -34,10 +38,22 @@ fn load_a(batch: u32, line: u32, k: u32) -> vec4<f32> {
     let v5 = k * 4u;
     return b3[(v5) / 4u];
 }
-// The vector `k` of a column.
-fn load_b(batch: u32, line: u32, k: u32) -> vec4<f32> {
+// The unit `k` of a column.
+fn load_b(batch: u32, line: u32, k: u32) -> Unit {
     let v4 = k * 4u;
     return b2[(line * 576u + v4) / 4u];
+}
+// A vector of a unit.
+fn expand_b(unit: Unit, number: u32) -> vec4<f32> {
+    return unit;
+}
+// The number in its line of a vector of the unit `k`.
+fn vector_of(k: u32, number: u32) -> u32 {
+    return k * UNIT + number;
+}
+// A sum and four terms more.
+fn add_terms(sum: f32, x: vec4<f32>, y: vec4<f32>) -> f32 {
+    return fma(x.w, y.w, fma(x.z, y.z, fma(x.y, y.y, fma(x.x, y.x, sum))));
 }
 // The number of an element of the result.
 fn element_number(batch: u32, row: u32, column: u32) -> u32 {
@@ -67,11 +83,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let part = group_number / (ACROSS * BATCH);
     let slot = local % LANES;
     let first_vector = part * WIDTH;
-    let end = min(first_vector + WIDTH, K / 4u);
+    let first_unit = part * UNITS;
+    let end = min(first_unit + UNITS, K / (4u * UNIT));
     let column_0 = min(first_column + 0u * GROUPS + local / LANES, N - 1u);
     var sum_0 = 0.0;
     // What comes before needs none of the matrix, which is loaded meanwhile.
-    let k = first_vector + slot;
+    let k = first_unit + slot;
     let k_0 = min(k + 0u * LANES, end - 1u);
     let b_0_0 = load_b(batch, column_0, k_0);
     let k_1 = min(k + 1u * LANES, end - 1u);
@@ -81,38 +98,28 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let k_3 = min(k + 3u * LANES, end - 1u);
     let b_3_0 = load_b(batch, column_0, k_3);
     let k_4 = min(k + 4u * LANES, end - 1u);
-    let b_4_0 = select(vec4<f32>(), load_b(batch, column_0, k_4), k + 4u * LANES < end);
+    let b_4_0 = select(Unit(), load_b(batch, column_0, k_4), k + 4u * LANES < end);
     await_earlier_launches();
-    let row_0_0 = load_a(batch, 0u, k_0);
-    let a_0_0 = row_0_0;
-    sum_0 = fma(a_0_0.x, b_0_0.x, sum_0);
-    sum_0 = fma(a_0_0.y, b_0_0.y, sum_0);
-    sum_0 = fma(a_0_0.z, b_0_0.z, sum_0);
-    sum_0 = fma(a_0_0.w, b_0_0.w, sum_0);
-    let row_1_0 = load_a(batch, 0u, k_1);
-    let a_1_0 = row_1_0;
-    sum_0 = fma(a_1_0.x, b_1_0.x, sum_0);
-    sum_0 = fma(a_1_0.y, b_1_0.y, sum_0);
-    sum_0 = fma(a_1_0.z, b_1_0.z, sum_0);
-    sum_0 = fma(a_1_0.w, b_1_0.w, sum_0);
-    let row_2_0 = load_a(batch, 0u, k_2);
-    let a_2_0 = row_2_0;
-    sum_0 = fma(a_2_0.x, b_2_0.x, sum_0);
-    sum_0 = fma(a_2_0.y, b_2_0.y, sum_0);
-    sum_0 = fma(a_2_0.z, b_2_0.z, sum_0);
-    sum_0 = fma(a_2_0.w, b_2_0.w, sum_0);
-    let row_3_0 = load_a(batch, 0u, k_3);
-    let a_3_0 = row_3_0;
-    sum_0 = fma(a_3_0.x, b_3_0.x, sum_0);
-    sum_0 = fma(a_3_0.y, b_3_0.y, sum_0);
-    sum_0 = fma(a_3_0.z, b_3_0.z, sum_0);
-    sum_0 = fma(a_3_0.w, b_3_0.w, sum_0);
-    let row_4_0 = load_a(batch, 0u, k_4);
-    let a_4_0 = select(vec4<f32>(), row_4_0, k + 4u * LANES < end);
-    sum_0 = fma(a_4_0.x, b_4_0.x, sum_0);
-    sum_0 = fma(a_4_0.y, b_4_0.y, sum_0);
-    sum_0 = fma(a_4_0.z, b_4_0.z, sum_0);
-    sum_0 = fma(a_4_0.w, b_4_0.w, sum_0);
+    let y_0_0_0 = expand_b(b_0_0, 0u);
+    let row_0_0_0 = load_a(batch, 0u, vector_of(k_0, 0u));
+    let x_0_0_0 = row_0_0_0;
+    sum_0 = add_terms(sum_0, x_0_0_0, y_0_0_0);
+    let y_1_0_0 = expand_b(b_1_0, 0u);
+    let row_1_0_0 = load_a(batch, 0u, vector_of(k_1, 0u));
+    let x_1_0_0 = row_1_0_0;
+    sum_0 = add_terms(sum_0, x_1_0_0, y_1_0_0);
+    let y_2_0_0 = expand_b(b_2_0, 0u);
+    let row_2_0_0 = load_a(batch, 0u, vector_of(k_2, 0u));
+    let x_2_0_0 = row_2_0_0;
+    sum_0 = add_terms(sum_0, x_2_0_0, y_2_0_0);
+    let y_3_0_0 = expand_b(b_3_0, 0u);
+    let row_3_0_0 = load_a(batch, 0u, vector_of(k_3, 0u));
+    let x_3_0_0 = row_3_0_0;
+    sum_0 = add_terms(sum_0, x_3_0_0, y_3_0_0);
+    let y_4_0_0 = expand_b(b_4_0, 0u);
+    let row_4_0_0 = load_a(batch, 0u, vector_of(k_4, 0u));
+    let x_4_0_0 = select(vec4<f32>(), row_4_0_0, k + 4u * LANES < end);
+    sum_0 = add_terms(sum_0, x_4_0_0, y_4_0_0);
     {
         let first = 0u * TOGETHER;
         sums[((0u - 0u * TOGETHER) * GROUPS + local / LANES) * STRIDE + slot] = sum_0;

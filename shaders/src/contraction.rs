@@ -2,6 +2,7 @@
 //! by lanes.
 
 use super::emit::Emitter;
+use super::packed::Packed;
 use super::template::Template;
 
 /// Sizes of a contraction.
@@ -100,6 +101,12 @@ pub(super) trait Contraction {
         None
     }
 
+    /// The packed matrix that an operand of the product is, element by element.
+    fn packed(&self, operand: usize) -> Option<Packed> {
+        let _ = operand;
+        None
+    }
+
     /// Elements from one matrix of an operand that is [stored](Contraction::stored) to the next one of the batch, 0 if all are the
     /// same; `None` where matrices do not lie so.
     fn batch_stride(&self, operand: usize) -> Option<usize> {
@@ -107,7 +114,8 @@ pub(super) trait Contraction {
         None
     }
 
-    /// Where the element is that [`Contraction::load`] loads, of an operand that is [stored](Contraction::stored).
+    /// Where the element is that [`Contraction::load`] loads, of an operand that is [stored](Contraction::stored) or
+    /// [packed](Contraction::packed).
     fn number_of(&self, e: &mut Emitter, operand: usize, line: &str, k: &str) -> Result<Found, String> {
         let _ = (e, operand, line, k);
         Err("it is computed as it is loaded".into())

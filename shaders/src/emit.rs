@@ -12,7 +12,7 @@ use super::location::{self, Base, Index, Location};
 use super::module::Module;
 use super::roles::Role;
 use super::scalar::{self, literal, wgsl_type};
-use super::{pull, view};
+use super::{packed, pull, view};
 
 /// Most variables of a kernel.
 const MAX_VARIABLES: usize = 2_000;
@@ -229,6 +229,7 @@ impl<'a> Emitter<'a> {
                 self.value(inputs[0], &location)
             }
             Role::Pull => pull::value(self, op, call, inputs, location),
+            Role::Packed => packed::value(self, call, inputs, location),
             Role::Reduction | Role::Contraction => Err(format!("{op} is used where it has not been computed")),
         }
     }

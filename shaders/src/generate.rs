@@ -18,6 +18,7 @@ pub fn candidates(kernel: &KernelDesc, limits: &Limits) -> Vec<Schedule> {
     // Whether there is a kernel is another question.
     let _ = compile(&CompileCx {
         coop: limits.coop,
+        features: limits.features,
         choices: Some(&chooser),
         ..CompileCx::standalone(*kernel)
     });
@@ -37,6 +38,7 @@ pub fn generate(kernel: &KernelDesc, schedule: Option<&Schedule>, limits: &Limit
     };
     let compiled = compile(&CompileCx {
         coop: limits.coop,
+        features: limits.features,
         choices: Some(&chooser),
         ..CompileCx::standalone(*kernel)
     })?;

@@ -9,7 +9,7 @@ use meganeura_core::backend::shader::Shader;
 use meganeura_core::ops::{Call, OpRef};
 use meganeura_core::plan::BufferRef;
 
-use super::limits::CoopConfig;
+use super::limits::{CoopConfig, Features};
 use super::schedule::{Class, ScheduleChooser};
 
 /// Most buffers of a kernel, one less than of which Vulkan devices commonly have sixteen.
@@ -208,6 +208,8 @@ pub struct CompileCx<'a> {
     pub host_validated: bool,
     /// The cooperative matrices that products may use.
     pub coop: Option<CoopConfig>,
+    /// What else of the device they may use.
+    pub features: Features,
     /// A library of matmuls.
     pub library: Option<&'a dyn MatmulLibrary>,
     /// Variants of calls, where others than the default ones may be faster.
@@ -243,6 +245,7 @@ impl<'a> CompileCx<'a> {
             skip_if: None,
             host_validated: false,
             coop: None,
+            features: Features::default(),
             library: None,
             choices: None,
             custom: None,
@@ -268,6 +271,7 @@ impl<'a> CompileCx<'a> {
             skip_if: self.skip_if,
             host_validated: self.host_validated,
             coop: self.coop,
+            features: self.features,
             library: self.library,
             choices: self.choices,
             custom: None,

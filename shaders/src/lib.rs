@@ -40,6 +40,7 @@ mod limits;
 mod location;
 mod matmul;
 mod module;
+mod packed;
 mod pointwise;
 mod pull;
 mod roles;
@@ -64,7 +65,7 @@ pub use kernel::{
     Binding, CompileCx, Compiled, CustomKernel, INLINE_SCALARS, Launch, LibraryMatmul, LibraryOperand, MatmulLibrary,
     Memory, Source,
 };
-pub use limits::Limits;
+pub use limits::{Features, Limits};
 pub use scalar::DTYPES;
 pub use schedule::{Class, Schedule, ScheduleChooser};
 pub use template::KernelFile;

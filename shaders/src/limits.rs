@@ -16,20 +16,32 @@ pub struct CoopConfig {
     pub max_resident_workgroups: u32,
 }
 
+/// What kernels may use of a device beside cooperative matrices, if it is there. None of it by default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Features {
+    /// Threads of every subgroup, where these are consecutive ones of a workgroup and kernels may add up over them.
+    pub subgroup_size: Option<u32>,
+    /// Whether its own conversion from `f16` to `f32` is exact: small numbers, infinities and NaN included.
+    pub exact_f16: bool,
+}
+
 /// What a device has room for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Cooperative matrices that kernels may use. With `use_f16_input`, operands of matmuls are rounded to `f16`.
     pub coop: Option<CoopConfig>,
+    /// What kernels may use that not every device has.
+    pub features: Features,
     /// Bytes of the largest buffer.
     pub max_buffer_bytes: u64,
 }
 
 impl Default for Limits {
-    /// No cooperative matrices, and the largest buffer that every Vulkan device binds.
+    /// No cooperative matrices or other features, and the largest buffer that every Vulkan device binds.
     fn default() -> Self {
         Limits {
             coop: None,
+            features: Features::default(),
             max_buffer_bytes: 1 << 27,
         }
     }

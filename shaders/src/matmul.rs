@@ -8,6 +8,7 @@ use super::contraction::{Contraction, Found, Sizes};
 use super::emit::Emitter;
 use super::kernel::{CompileCx, Compiled};
 use super::location::{self, Base, Index, Location};
+use super::packed::Packed;
 use super::tiled;
 
 pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx) -> Result<Compiled, String> {
@@ -31,13 +32,16 @@ pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx) -> Result<Compiled, S
             Def::Operand(operand) => Some(operand),
             _ => None,
         }),
+        packed: [a, b].map(|id| Packed::of(body, cx, id)),
         batch: Shape::new(&dims.batch)?,
         shapes: [types[0].shape.clone(), types[1].shape.clone()],
         operands: [a, b],
         dims,
     };
     tiled::check_prologue(body, cx, a, Some(product.sizes()))?;
-    tiled::check_prologue(body, cx, b, None)?;
+    if product.packed[1].is_none() {
+        tiled::check_prologue(body, cx, b, None)?;
+    }
     tiled::compile(body, id, cx, &product)
 }
 
@@ -69,6 +73,8 @@ struct MatMul {
     shapes: [Shape; 2],
     /// The operands of the dispatch that they are, where they are.
     stored: [Option<usize>; 2],
+    /// The packed matrices of the dispatch that they are, where they are.
+    packed: [Option<Packed>; 2],
 }
 
 impl MatMul {
@@ -127,6 +133,10 @@ impl Contraction for MatMul {
 
     fn stored(&self, operand: usize) -> Option<usize> {
         self.stored[operand]
+    }
+
+    fn packed(&self, operand: usize) -> Option<Packed> {
+        self.packed[operand]
     }
 
     fn batch_stride(&self, operand: usize) -> Option<usize> {

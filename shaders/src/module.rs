@@ -123,6 +123,14 @@ impl<'a> Module<'a> {
         self.cx
     }
 
+    /// Whether `f16` is converted by the device: it is exact, or the kernel rounds to `f16` anyway.
+    fn converts_f16(&mut self) -> bool {
+        if self.cx.features.exact_f16 {
+            self.enable(F16);
+        }
+        self.enabled.contains(&F16)
+    }
+
     /// An element of an operand, as computed with.
     pub(crate) fn load(&mut self, operand: usize, index: &str) -> String {
         let dtype = self.cx.kernel.inputs[operand].dtype;
@@ -145,7 +153,7 @@ impl<'a> Module<'a> {
             }
             Source::Memory(memory) => {
                 let dtype = self.cx.stored_dtype(memory, dtype);
-                if dtype == DType::F16 && self.enabled.contains(&F16) {
+                if dtype == DType::F16 && self.converts_f16() {
                     return format!("f32({}[{index}])", self.slot(Binding::Memory(memory), F16, false));
                 }
                 let name = self.array(memory, dtype, false);
@@ -181,7 +189,7 @@ impl<'a> Module<'a> {
     /// The same of an operand that is in `f16` in memory, as halves; `None` for another, or without [`F16`].
     pub(crate) fn load_f16(&mut self, operand: usize, index: &str) -> Option<String> {
         let (memory, dtype) = self.cx.stored_input(operand)?;
-        (dtype == DType::F16 && self.enabled.contains(&F16))
+        (dtype == DType::F16 && self.converts_f16())
             .then(|| format!("{}[{index}]", self.slot(Binding::Memory(memory), "vec4<f16>", false)))
     }
 

@@ -22,12 +22,17 @@ pub(crate) enum Role {
     Reduction,
     /// A matmul or a convolution.
     Contraction,
+    /// Numbers of blocks of integers with a scale each, operands 0 and 1.
+    Packed,
 }
 
 /// The role of an operator, if it has one.
 pub(super) fn role(name: &str, call: &Call) -> Result<Option<Role>, String> {
     if is_view(name) {
         return Ok(Some(Role::View));
+    }
+    if is_packed(name) {
+        return Ok(Some(Role::Packed));
     }
     if is_pull(name, call) {
         return Ok(Some(Role::Pull));
@@ -47,6 +52,11 @@ pub(super) fn role(name: &str, call: &Call) -> Result<Option<Role>, String> {
 /// Whether an operator is a matmul.
 pub(super) fn is_matmul(name: &str) -> bool {
     name == "core.matmul"
+}
+
+/// Whether an operator expands packed numbers.
+fn is_packed(name: &str) -> bool {
+    name == "core.dequantize"
 }
 
 /// Whether an operator only says where elements are found.

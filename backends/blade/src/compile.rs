@@ -45,6 +45,7 @@ impl BladeDevice {
             backend: NAME,
             library: None,
             coop,
+            features: self.handle().features(),
             custom: &custom,
             choices: chosen.as_ref().map(|chosen| chosen as &dyn ScheduleChooser),
             f16_storage: if self.f16_storage() {
@@ -101,6 +102,7 @@ impl Device for BladeDevice {
             backend: NAME,
             library: None,
             coop: self.coop_at(plan.precision),
+            features: self.handle().features(),
             custom: &custom,
             choices: chosen.as_ref().map(|chosen| chosen as &dyn ScheduleChooser),
             f16_storage: F16Storage::No,

@@ -1,14 +1,14 @@
 //! A device as its driver has it: the context, what it can do, and its compiled kernels.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use blade_graphics as bg;
 use meganeura_core::ExecutionPlan;
 use meganeura_core::backend::shader::ShaderDevice;
 use meganeura_core::backend::{Capabilities, CostModel, Executable};
-use meganeura_shaders::host::{Draft, Host, Refused, Unmade};
-use meganeura_shaders::{DTYPES, Launch};
+use meganeura_shaders::host::{self, Draft, Host, Refused, Unmade};
+use meganeura_shaders::{DTYPES, Features, Launch};
 
 use crate::executable::BladeExecutable;
 use crate::gpu::{Gpu, NAME};
@@ -25,6 +25,8 @@ pub(crate) struct Handle {
     /// Whether it is software that acts as a GPU.
     software: bool,
     limits: Limits,
+    /// What kernels use of it, once that has been tested.
+    features: OnceLock<Features>,
     capabilities: Capabilities,
     pipelines: Pipelines,
 }
@@ -45,6 +47,7 @@ impl Handle {
             gpu: Arc::new(Gpu::new(context)),
             software,
             limits,
+            features: OnceLock::new(),
             pipelines: Pipelines::default(),
         }
     }
@@ -55,6 +58,18 @@ impl Handle {
 
     pub(crate) fn limits(&self) -> &Limits {
         &self.limits
+    }
+
+    /// What kernels may use of it: what its driver lists, and what has passed the test that is made when this is asked for the
+    /// first time.
+    pub(crate) fn features(&self) -> Features {
+        *self.features.get_or_init(|| {
+            let listed = Features {
+                subgroup_size: self.limits.uniform_subgroup_size,
+                exact_f16: self.gpu.attempt(|context| context.capabilities().shader_float16) == Ok(true),
+            };
+            host::test_features(self, listed)
+        })
     }
 
     pub(crate) fn capabilities(&self) -> &Capabilities {

@@ -26,6 +26,8 @@ pub(crate) struct Limits {
     pub(crate) memory_bytes: Option<u64>,
     /// Threads of a subgroup, if known.
     pub(crate) subgroup_size: Option<u32>,
+    /// The same where every subgroup of a kernel has so many, and kernels may add up over them.
+    pub(crate) uniform_subgroup_size: Option<u32>,
     /// Multiprocessors, as NVIDIA's driver counts them, if it does.
     pub(crate) multiprocessors: Option<u32>,
     /// Whether the GPU has memory of its own, if known.
@@ -38,6 +40,7 @@ impl Default for Limits {
             buffer_bytes: MIN_BUFFER,
             memory_bytes: None,
             subgroup_size: None,
+            uniform_subgroup_size: None,
             multiprocessors: None,
             discrete: None,
         }
@@ -203,6 +206,21 @@ fn describe(instance: &ash::Instance, device: ash::vk::PhysicalDevice) -> Probed
         unsafe { instance.get_physical_device_properties2(device, &mut all) };
         builtins.shader_sm_count
     });
+    let sizes_are_known = properties.api_version >= vk::API_VERSION_1_3
+        || extensions
+            .iter()
+            .any(|e| e.extension_name_as_c_str() == Ok(vk::EXT_SUBGROUP_SIZE_CONTROL_NAME));
+    let adds = subgroup.supported_stages.contains(vk::ShaderStageFlags::COMPUTE)
+        && subgroup
+            .supported_operations
+            .contains(vk::SubgroupFeatureFlags::ARITHMETIC);
+    let uniform_subgroup_size = (sizes_are_known && adds).then(|| {
+        let mut sizes = vk::PhysicalDeviceSubgroupSizeControlProperties::default();
+        let mut all = vk::PhysicalDeviceProperties2::default().push_next(&mut sizes);
+        // SAFETY: as above; the device has the version or the extension of the structure.
+        unsafe { instance.get_physical_device_properties2(device, &mut all) };
+        (sizes.min_subgroup_size == sizes.max_subgroup_size).then_some(sizes.min_subgroup_size)
+    });
     let driver = &properties.limits;
     let timestamps = match driver.timestamp_compute_and_graphics == vk::TRUE {
         true => format!("yes, of {} ns", driver.timestamp_period),
@@ -235,6 +253,7 @@ fn describe(instance: &ash::Instance, device: ash::vk::PhysicalDevice) -> Probed
             buffer_bytes,
             memory_bytes: Some(local.map(|h| h.size).sum()),
             subgroup_size: Some(subgroup.subgroup_size).filter(|&size| size > 0),
+            uniform_subgroup_size: uniform_subgroup_size.flatten(),
             multiprocessors,
             discrete: Some(properties.device_type == vk::PhysicalDeviceType::DISCRETE_GPU),
         },

@@ -6,9 +6,9 @@ use meganeura_core::backend::{Capabilities, Device, Executable, KernelDesc, Kern
 use meganeura_core::plan::try_compile;
 use meganeura_core::precision::Precision;
 use meganeura_core::{Error, ExecutionPlan, Graph, Result};
-use meganeura_shaders::MatmulLibrary;
 use meganeura_shaders::coop::CoopConfig;
 use meganeura_shaders::host::{self, Answers, Draft, F16Storage, Host as _, Tiles, Wanted, With};
+use meganeura_shaders::{Features, MatmulLibrary};
 
 use crate::gpu::NAME;
 use crate::handle::Handle;
@@ -30,6 +30,12 @@ pub struct CudaDevice {
 }
 
 impl CudaDevice {
+    /// Subgroups are warps. Conversions of bits to `f32` are written as instructions, so that kernels need no type `f16` for them.
+    const FEATURES: Features = Features {
+        subgroup_size: Some(WARP),
+        exact_f16: false,
+    };
+
     pub(crate) fn new(handle: Handle, wanted: Wanted) -> Self {
         CudaDevice {
             handle,
@@ -117,6 +123,7 @@ impl CudaDevice {
         let with = With {
             backend: NAME,
             coop: self.coop_for(plan),
+            features: CudaDevice::FEATURES,
             library: self.library(),
             custom: &custom,
             choices: None,
@@ -172,6 +179,7 @@ impl Device for CudaDevice {
         let with = With {
             backend: NAME,
             coop: self.coop_at(plan.precision),
+            features: CudaDevice::FEATURES,
             library: self.library(),
             custom: &custom,
             choices: None,

@@ -305,7 +305,18 @@ impl<'a> Blocks<'a> {
                 });
                 vector.map(|vector| (code, vector, found))
             }
-            None => None,
+            None => match self.contraction.packed(operand).filter(|_| along_k) {
+                Some(packed) => {
+                    let (code, (vector, found)) = e.block(|e| {
+                        let line = e.bind(&below("line", whole_lines, count, 1))?;
+                        let k = e.bind(&below("k", whole_k, k, 4))?;
+                        let found = self.contraction.number_of(e, operand, &line, &k)?;
+                        Ok((packed.load_vector(e, &found.number)?, found))
+                    })?;
+                    Some((code, format!("vec4<{element}>({vector})"), found))
+                }
+                None => None,
+            },
         };
         if let Some((code, vector, found)) = vector {
             let within = (!whole_k).then(|| format!("k < {k}u"));

@@ -15,6 +15,7 @@ use super::device::Host;
 use super::dispatch::{F16Storage, With};
 use super::draft::Draft;
 use super::once::{Word, run_once};
+use crate::Features;
 use crate::coop::{CoopConfig, MIN_COOP_WORKGROUPS};
 
 /// Threads of a subgroup where the driver does not say: as on NVIDIA's GPUs, and others in one of their modes.
@@ -157,6 +158,7 @@ pub fn test_coop_matmul(device: &dyn Host, config: &CoopConfig) -> Result<()> {
             backend: device.backend(),
             library: None,
             coop: Some(*config),
+            features: Features::default(),
             custom: &CustomKernels::new(),
             choices: None,
             f16_storage: F16Storage::No,

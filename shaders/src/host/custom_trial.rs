@@ -19,7 +19,7 @@ use super::device::Host;
 use super::dispatch::{F16Storage, With};
 use super::draft::Draft;
 use super::once::{Word, run_once};
-use crate::{Compiled, CustomKernel, Launch};
+use crate::{Compiled, CustomKernel, Features, Launch};
 
 /// Most that the definition may take to evaluate for a call of the test.
 const MAX_EXTENT: Extent = Extent {
@@ -211,6 +211,7 @@ fn run(
         backend: device.backend(),
         library: None,
         coop: None,
+        features: Features::default(),
         custom,
         choices: None,
         f16_storage: F16Storage::No,

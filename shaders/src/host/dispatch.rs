@@ -7,7 +7,9 @@ use meganeura_core::{DType, Error, Result};
 
 use super::custom::CustomKernels;
 use crate::coop::CoopConfig;
-use crate::{self as kernels, CompileCx, Compiled, CustomKernel, MatmulLibrary, Memory, ScheduleChooser, Source};
+use crate::{
+    self as kernels, CompileCx, Compiled, CustomKernel, Features, MatmulLibrary, Memory, ScheduleChooser, Source,
+};
 
 /// What is known of buffers when kernels are made.
 pub struct Sources {
@@ -75,6 +77,8 @@ pub struct With<'a> {
     pub backend: &'static str,
     /// Cooperative matrices, for dispatches of which the plan says that they use them.
     pub coop: Option<CoopConfig>,
+    /// What else of the device kernels may use.
+    pub features: Features,
     /// A library of matmuls.
     pub library: Option<&'a dyn MatmulLibrary>,
     /// Kernels of others.
@@ -127,6 +131,7 @@ pub(super) fn compile(dispatch: &Dispatch, sources: &Sources, known: Known, with
         skip_if: known.skip_if,
         host_validated: known.host_validated,
         coop: with.coop,
+        features: with.features,
         library: with.library.filter(|_| known.library),
         choices: with.choices,
         custom: with

@@ -335,6 +335,15 @@ impl<'a> Tiling<'a> {
                 return Ok((code, found.guarded("vec4<f32>", loaded, Some(format!("k < {k}u")))));
             }
         }
+        if let Some(packed) = self.contraction.packed(operand).filter(|_| width == 4 && along_k) {
+            return e.block(|e| {
+                let line = e.bind(&format!("min(line, {}u)", last(count, 1)))?;
+                let first = e.bind(&format!("min(k, {}u)", last(k, 4)))?;
+                let found = self.contraction.number_of(e, operand, &line, &first)?;
+                let loaded = packed.load_vector(e, &found.number)?;
+                Ok(found.guarded("vec4<f32>", loaded, Some(format!("k < {k}u"))))
+            });
+        }
         let (code, values) = e.block(|e| {
             if width == 4 && self.contraction.finds_together(operand) {
                 let (line, k) = match along_k {

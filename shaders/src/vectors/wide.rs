@@ -1,5 +1,7 @@
-//! Contractions of few rows whose operands are contiguous along the summed dimension: threads read four terms at a time, and
-//! all that they need of the matrix, if that is not too much, before they wait for anything else.
+//! Contractions of few rows whose operands are contiguous along the summed dimension: threads read four terms or a word of packed
+//! weights at a time, and all that they need of the matrix, if that is not too much, before they wait for anything else.
+
+use meganeura_core::quantization::BLOCK;
 
 use super::super::contraction::{Contraction, Sizes};
 use super::super::emit::Emitter;
@@ -7,6 +9,7 @@ use super::super::epilogue::Sink;
 use super::super::files;
 use super::super::fold::{pairwise, sum};
 use super::super::kernel::{CompileCx, Launch};
+use super::super::packed::Packed;
 use super::super::template::Template;
 use super::{GROUPS_THRESHOLD, MAX_STAGED, THREADS};
 
@@ -33,6 +36,8 @@ const MAX_ADDERS: usize = 8;
 pub(crate) struct Wide<'a> {
     contraction: &'a dyn Contraction,
     sizes: Sizes,
+    /// Whether the lanes of a column are a subgroup of the device.
+    subgroups: bool,
     /// Columns of a thread.
     columns: usize,
     parts: usize,
@@ -55,9 +60,13 @@ impl<'a> Wide<'a> {
             let stored = contraction.stored(operand).filter(|_| contraction.is_along_k(operand));
             stored.is_some_and(|stored| cx.has_vectors(stored))
         };
-        let length = k.div_ceil(parts.max(1)).next_multiple_of(WIDTH);
+        let packed = contraction.packed(1).filter(|_| contraction.is_along_k(1));
+        // A block of packed weights is not cut.
+        let together = if packed.is_some() { BLOCK } else { WIDTH };
+        let length = k.div_ceil(parts.max(1)).next_multiple_of(together);
         let staged = contraction.stored(0).is_none() && m * length <= MAX_STAGED;
-        if k == 0 || !k.is_multiple_of(WIDTH) || !has_vectors(1) || !(staged || has_vectors(0)) {
+        let loads = packed.is_some() || has_vectors(1);
+        if k == 0 || !k.is_multiple_of(together) || !loads || !(staged || has_vectors(0)) {
             return None;
         }
         let groups = |columns: &usize| batch * parts * n.div_ceil(columns * ACROSS);
@@ -69,6 +78,7 @@ impl<'a> Wide<'a> {
         Some(Wide {
             contraction,
             sizes,
+            subgroups: cx.features.subgroup_size == Some(LANES as u32),
             columns,
             parts: k.div_ceil(length),
             length,
@@ -105,13 +115,21 @@ impl<'a> Wide<'a> {
             .sizes([("ROUNDS", self.rounds()), ("TOGETHER", self.together())])
             .sizes([("THREADS", THREADS), ("LANES", LANES), ("SOME_ROWS", SOME_ROWS)])
             .flag("STAGED", self.is_staged())
+            .flag("SUBGROUPS", self.subgroups && self.sums() <= LANES)
+            .size("UNIT", self.unit())
+            .flag("SCALED", self.packed().is_some())
             .sizes([("ADDERS", adders), ("LAST_ADDERS", last_adders)])
             .returns("add_lanes", "", &Wide::add_lanes(adders))
             .returns("add_few", "", &Wide::add_few(adders))
             .returns("add_last_lanes", "", &Wide::add_lanes(last_adders))
             .returns("add_last_few", "", &Wide::add_few(last_adders));
-        let (b, b_value) = self.vector(&mut e, 1)?;
-        template = template.returns("load_b", &b, &b_value);
+        template = match self.packed() {
+            Some(packed) => Wide::packed_loads(&mut e, template, self.contraction, packed)?,
+            None => {
+                let (b, b_value) = self.vector(&mut e, 1)?;
+                template.returns("load_b", &b, &b_value)
+            }
+        };
         template = match self.is_staged() {
             true => {
                 let (a, value) = e.block(|e| self.contraction.load(e, 0, "line", "k"))?;
@@ -143,14 +161,24 @@ impl<'a> Wide<'a> {
         pairwise((0..adders).map(|i| format!("few[own * {adders}u + {i}u]")), sum)
     }
 
-    /// Vectors of a thread in a line.
-    fn vectors(&self) -> usize {
-        (self.length / WIDTH).div_ceil(LANES)
+    /// The matrix, if it is packed.
+    fn packed(&self) -> Option<Packed> {
+        self.contraction.packed(1)
+    }
+
+    /// Vectors of what a thread loads of a column at once.
+    fn unit(&self) -> usize {
+        self.packed().map_or(1, |packed| packed.terms() / WIDTH)
+    }
+
+    /// Units of a thread in a line.
+    fn units(&self) -> usize {
+        (self.length / WIDTH / self.unit()).div_ceil(LANES)
     }
 
     /// Rounds in which it reads them, each of about as many.
     fn rounds(&self) -> usize {
-        self.vectors().div_ceil(MAX_LOADS / self.columns).max(1)
+        self.units().div_ceil(MAX_LOADS / self.columns).max(1)
     }
 
     /// Sums of a thread: for each row, those of its columns.
@@ -169,6 +197,32 @@ impl<'a> Wide<'a> {
     /// Whether rows are computed before the sums.
     fn is_staged(&self) -> bool {
         self.contraction.stored(0).is_none()
+    }
+
+    /// Gives a kernel file the words of a packed matrix, their scales, and what is in them.
+    fn packed_loads(
+        e: &mut Emitter,
+        template: Template,
+        contraction: &dyn Contraction,
+        packed: Packed,
+    ) -> Result<Template, String> {
+        let terms = packed.terms();
+        let mut load = |operand: usize, together: usize| {
+            e.block(|e| {
+                let first = e.bind(&format!("k * {terms}u"))?;
+                let found = contraction.number_of(e, 1, "line", &first)?;
+                let number = e.bind(&format!("({}) / {together}u", found.number))?;
+                Ok(e.module.load(operand, &number))
+            })
+        };
+        let (words, word) = load(packed.words, terms)?;
+        let (scales, scale) = load(packed.scales, BLOCK)?;
+        Ok(template
+            .alias("Unit", "u32")
+            .returns("load_b", &words, &word)
+            .returns("load_scale", &scales, &scale)
+            .returns("expand_b", "", packed.expand())
+            .returns("vector_of", "", packed.vector_of()))
     }
 
     /// Statements that load the vector `k` of a line of an operand, and its value.

@@ -7,9 +7,10 @@ use meganeura_core::backend::KernelDesc;
 use meganeura_core::ops::sample::Sizes;
 use meganeura_core::plan::BufferRef;
 use meganeura_core::program::{Program, Slot, Step};
+use meganeura_core::quantization::{BLOCK, BlockFormat};
 use meganeura_core::{DType, Graph, TensorType, Value, registry};
 use meganeura_shaders::coop::{CoopConfig, MIN_COOP_WORKGROUPS};
-use meganeura_shaders::{CompileCx, Launch, Limits, Memory, compile, generate};
+use meganeura_shaders::{CompileCx, Features, Launch, Limits, Memory, compile, generate};
 
 /// Rows of a product for which programs compute an operand on the way.
 const FEW_ROWS: usize = 1;
@@ -21,6 +22,7 @@ struct Call {
     /// Shapes, dtypes, and whether they are states.
     operands: Vec<(Vec<usize>, DType, bool)>,
     coop: Option<CoopConfig>,
+    features: Features,
     /// Operands of `f32` that are in `f16` in memory.
     halves: &'static [u32],
     /// The operand that the result overwrites.
@@ -37,6 +39,7 @@ impl Call {
             attrs,
             operands: shapes.iter().map(operand).collect(),
             coop: None,
+            features: Features::default(),
             halves: &[],
             overwritten: None,
             schedule: None,
@@ -56,6 +59,15 @@ impl Call {
 
     fn on(mut self, coop: Option<CoopConfig>) -> Self {
         self.coop = coop;
+        self
+    }
+
+    /// On a device with subgroups of 32 threads, and exact conversions of halves.
+    fn with_features(mut self) -> Self {
+        self.features = Features {
+            subgroup_size: Some(32),
+            exact_f16: true,
+        };
         self
     }
 
@@ -111,6 +123,7 @@ impl Call {
         let halves: HashSet<BufferRef> = self.halves.iter().map(|&i| BufferRef(i)).collect();
         let mut cx = CompileCx {
             coop: self.coop,
+            features: self.features,
             f16_storage: Some(&halves),
             ..CompileCx::standalone(KernelDesc {
                 name: self.op,
@@ -176,6 +189,15 @@ pub(crate) fn all() -> Vec<(String, Vec<Launch>)> {
     let matmul = |[m, k, n]: [usize; 3]| Call::new("core.matmul", transposed(false, false), &[&[m, k], &[k, n]]);
     all.push(("split-k".into(), matmul([64, 10_496, 64])));
     all.push(("coop16-split-k".into(), matmul([16, 10_496, 256]).on(units(16, 32))));
+    all.push(("one-subgroups".into(), matmul_bt([1, 576, 960]).with_features()));
+    all.push(("four-subgroups".into(), matmul_bt([4, 576, 4096]).with_features()));
+    for format in BlockFormat::ALL {
+        let name = |kind: &str| format!("{kind}-{}", if format == BlockFormat::Q8_0 { "q8-0" } else { "q4-0" });
+        all.push((name("one"), packed([1, 576, 960], format)));
+        all.push((name("three"), packed([3, 576, 960], format).with_features()));
+        all.push((name("tiled"), packed([200, 96, 1200], format)));
+        all.push((name("coop16"), packed([16, 576, 1536], format).on(units(16, 32))));
+    }
     all.push(("cached-attention".into(), cached_attention(64, 4096)));
     all.push(("narrow-cached-attention".into(), cached_attention(6, 512)));
     all.push(("paged-attention".into(), paged_attention(64)));
@@ -186,6 +208,20 @@ pub(crate) fn all() -> Vec<(String, Vec<Launch>)> {
     }
     all.extend(others().into_iter().map(|(name, call)| (name.to_owned(), call)));
     all.into_iter().map(|(name, call)| (name, call.launches())).collect()
+}
+
+/// A matmul whose right operand is transposed.
+fn matmul_bt([m, k, n]: [usize; 3]) -> Call {
+    Call::new("core.matmul", transposed(false, true), &[&[m, k], &[n, k]])
+}
+
+/// A matmul with packed weights.
+fn packed([m, k, n]: [usize; 3], format: BlockFormat) -> Call {
+    let blocks = k / BLOCK;
+    let (rows, words, scales) = ([m, k], [n, blocks * format.words()], [n, blocks]);
+    let mut call = Call::new("core.quantized_matmul", Attrs::new(), &[&rows, &words, &scales]).indices(&[1]);
+    call.operands[2].1 = DType::F16;
+    call
 }
 
 fn transposed(a: bool, b: bool) -> Attrs {

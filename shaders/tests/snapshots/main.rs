@@ -104,7 +104,7 @@ fn translate(name: &str, launch: &Launch) {
             variable.binding = Some(naga::ResourceBinding { group: 0, binding });
         }
     }
-    let capabilities = Capabilities::COOPERATIVE_MATRIX | Capabilities::SHADER_FLOAT16;
+    let capabilities = Capabilities::COOPERATIVE_MATRIX | Capabilities::SHADER_FLOAT16 | Capabilities::SUBGROUP;
     let valid = Validator::new(ValidationFlags::all(), capabilities).validate(&module);
     let info = valid.unwrap_or_else(|e| panic!("{name}: {}", e.emit_to_string(&launch.source)));
     let options = naga::back::spv::Options {

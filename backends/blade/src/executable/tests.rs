@@ -31,6 +31,7 @@ fn executable(graph: &Graph) -> Option<(ExecutionPlan, BladeExecutable)> {
         backend: NAME,
         library: None,
         coop: None,
+        features: device.handle().features(),
         custom: &CustomKernels::new(),
         choices: None,
         f16_storage: F16Storage::No,

@@ -579,6 +579,7 @@ fn the_usual_ways_are_right() {
             backend: crate::gpu::NAME,
             library: None,
             coop: None,
+            features: device.handle().features(),
             custom: &Default::default(),
             choices: None,
             f16_storage: F16Storage::No,

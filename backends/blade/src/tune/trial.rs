@@ -105,6 +105,7 @@ impl<'a> Trial<'a> {
             backend: NAME,
             library: None,
             coop: self.coop,
+            features: self.device.features(),
             custom: &custom,
             choices: Some(&forced),
             f16_storage: F16Storage::No,

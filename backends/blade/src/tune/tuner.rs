@@ -94,6 +94,7 @@ impl BladeDevice {
                 backend: NAME,
                 library: None,
                 coop: self.coop_at(plan.precision),
+                features: self.handle().features(),
                 custom: &custom,
                 choices: Some(&asked),
                 f16_storage: F16Storage::No,

@@ -1,0 +1,219 @@
+var<storage, read_write> b0: array<f32>;
+var<storage, read> b1: array<vec4<f32>>;
+var<storage, read> b2: array<vec4<f32>>;
+// Matrix product of few rows whose operands lie along K: a thread loads units of one or more vectors of four terms, and all that
+// it needs of the matrix B, if that is not too much, before it waits for anything else.
+//
+// A workgroup has THREADS / LANES times COLUMNS columns, each thread COLUMNS of them for all M rows, with sums in registers;
+// LANES threads share the sums of a column. Where they are a subgroup, it adds them up; elsewhere that goes through shared
+// memory, TOGETHER sums of a thread at a time. Rows that have to be computed are computed once (STAGED). Where there are few
+// columns, K is cut into PARTS (split-K). Packed weights stay so in registers, and the scale of a unit is multiplied with its sum.
+//
+// Twin in the oracle: core/src/ops/matmul.rs, core/src/ops/quantized.rs.
+const BATCH: u32 = 1u;
+const M: u32 = 4u;
+const N: u32 = 4096u;
+const K: u32 = 576u;
+// The schedule.
+const COLUMNS: u32 = 2u;
+const UNIT: u32 = 1u;
+const THREADS: u32 = 256u;
+const LANES: u32 = 32u;
+const GROUPS: u32 = 8u;
+const ACROSS: u32 = 256u;
+const WIDTH: u32 = 144u;
+const UNITS: u32 = 144u;
+const SUMS: u32 = 8u;
+alias Unit = vec4<f32>;
+// The vector `k` of a row.
+fn load_a(batch: u32, line: u32, k: u32) -> vec4<f32> {
+    let v2 = k * 4u;
+    return b2[(line * 576u + v2) / 4u];
+}
+// The unit `k` of a column.
+fn load_b(batch: u32, line: u32, k: u32) -> Unit {
+    let v1 = k * 4u;
+    return b1[(line * 576u + v1) / 4u];
+}
+// A vector of a unit.
+fn expand_b(unit: Unit, number: u32) -> vec4<f32> {
+    return unit;
+}
+// The number in its line of a vector of the unit `k`.
+fn vector_of(k: u32, number: u32) -> u32 {
+    return k * UNIT + number;
+}
+// A sum and four terms more.
+fn add_terms(sum: f32, x: vec4<f32>, y: vec4<f32>) -> f32 {
+    return fma(x.w, y.w, fma(x.z, y.z, fma(x.y, y.y, fma(x.x, y.x, sum))));
+}
+// The number of an element of the result.
+fn element_number(batch: u32, row: u32, column: u32) -> u32 {
+    return (batch * M + row) * N + column;
+}
+// What becomes of a sum, or of a part of one.
+fn finish(part: u32, i: u32, product: f32) {
+    b0[i] = product;
+}
+// Backends that begin a launch before the one in front of it has ended wait for it here: what is read before, no launch writes.
+fn await_earlier_launches() {}
+@compute @workgroup_size(THREADS)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    let group_number = group.x;
+    let first_column = group_number % ACROSS * (COLUMNS * GROUPS);
+    let batch = group_number / ACROSS % BATCH;
+    let part = group_number / (ACROSS * BATCH);
+    let slot = local % LANES;
+    let first_vector = part * WIDTH;
+    let first_unit = part * UNITS;
+    let end = min(first_unit + UNITS, K / (4u * UNIT));
+    let column_0 = min(first_column + 0u * GROUPS + local / LANES, N - 1u);
+    let column_1 = min(first_column + 1u * GROUPS + local / LANES, N - 1u);
+    var sum_0 = 0.0;
+    var sum_1 = 0.0;
+    var sum_2 = 0.0;
+    var sum_3 = 0.0;
+    var sum_4 = 0.0;
+    var sum_5 = 0.0;
+    var sum_6 = 0.0;
+    var sum_7 = 0.0;
+    // What comes before needs none of the matrix, which is loaded meanwhile.
+    let k = first_unit + slot;
+    let k_0 = min(k + 0u * LANES, end - 1u);
+    let b_0_0 = load_b(batch, column_0, k_0);
+    let b_0_1 = load_b(batch, column_1, k_0);
+    let k_1 = min(k + 1u * LANES, end - 1u);
+    let b_1_0 = load_b(batch, column_0, k_1);
+    let b_1_1 = load_b(batch, column_1, k_1);
+    let k_2 = min(k + 2u * LANES, end - 1u);
+    let b_2_0 = load_b(batch, column_0, k_2);
+    let b_2_1 = load_b(batch, column_1, k_2);
+    let k_3 = min(k + 3u * LANES, end - 1u);
+    let b_3_0 = load_b(batch, column_0, k_3);
+    let b_3_1 = load_b(batch, column_1, k_3);
+    let k_4 = min(k + 4u * LANES, end - 1u);
+    let b_4_0 = load_b(batch, column_0, k_4);
+    let b_4_1 = load_b(batch, column_1, k_4);
+    await_earlier_launches();
+    if (k + 0u * LANES < end) {
+        let y_0_0_0 = expand_b(b_0_0, 0u);
+        let y_0_0_1 = expand_b(b_0_1, 0u);
+        let row_0_0_0 = load_a(batch, 0u, vector_of(k_0, 0u));
+        let x_0_0_0 = row_0_0_0;
+        sum_0 = add_terms(sum_0, x_0_0_0, y_0_0_0);
+        sum_1 = add_terms(sum_1, x_0_0_0, y_0_0_1);
+        let row_0_0_1 = load_a(batch, 1u, vector_of(k_0, 0u));
+        let x_0_0_1 = row_0_0_1;
+        sum_2 = add_terms(sum_2, x_0_0_1, y_0_0_0);
+        sum_3 = add_terms(sum_3, x_0_0_1, y_0_0_1);
+        let row_0_0_2 = load_a(batch, 2u, vector_of(k_0, 0u));
+        let x_0_0_2 = row_0_0_2;
+        sum_4 = add_terms(sum_4, x_0_0_2, y_0_0_0);
+        sum_5 = add_terms(sum_5, x_0_0_2, y_0_0_1);
+        let row_0_0_3 = load_a(batch, 3u, vector_of(k_0, 0u));
+        let x_0_0_3 = row_0_0_3;
+        sum_6 = add_terms(sum_6, x_0_0_3, y_0_0_0);
+        sum_7 = add_terms(sum_7, x_0_0_3, y_0_0_1);
+    }
+    if (k + 1u * LANES < end) {
+        let y_1_0_0 = expand_b(b_1_0, 0u);
+        let y_1_0_1 = expand_b(b_1_1, 0u);
+        let row_1_0_0 = load_a(batch, 0u, vector_of(k_1, 0u));
+        let x_1_0_0 = row_1_0_0;
+        sum_0 = add_terms(sum_0, x_1_0_0, y_1_0_0);
+        sum_1 = add_terms(sum_1, x_1_0_0, y_1_0_1);
+        let row_1_0_1 = load_a(batch, 1u, vector_of(k_1, 0u));
+        let x_1_0_1 = row_1_0_1;
+        sum_2 = add_terms(sum_2, x_1_0_1, y_1_0_0);
+        sum_3 = add_terms(sum_3, x_1_0_1, y_1_0_1);
+        let row_1_0_2 = load_a(batch, 2u, vector_of(k_1, 0u));
+        let x_1_0_2 = row_1_0_2;
+        sum_4 = add_terms(sum_4, x_1_0_2, y_1_0_0);
+        sum_5 = add_terms(sum_5, x_1_0_2, y_1_0_1);
+        let row_1_0_3 = load_a(batch, 3u, vector_of(k_1, 0u));
+        let x_1_0_3 = row_1_0_3;
+        sum_6 = add_terms(sum_6, x_1_0_3, y_1_0_0);
+        sum_7 = add_terms(sum_7, x_1_0_3, y_1_0_1);
+    }
+    if (k + 2u * LANES < end) {
+        let y_2_0_0 = expand_b(b_2_0, 0u);
+        let y_2_0_1 = expand_b(b_2_1, 0u);
+        let row_2_0_0 = load_a(batch, 0u, vector_of(k_2, 0u));
+        let x_2_0_0 = row_2_0_0;
+        sum_0 = add_terms(sum_0, x_2_0_0, y_2_0_0);
+        sum_1 = add_terms(sum_1, x_2_0_0, y_2_0_1);
+        let row_2_0_1 = load_a(batch, 1u, vector_of(k_2, 0u));
+        let x_2_0_1 = row_2_0_1;
+        sum_2 = add_terms(sum_2, x_2_0_1, y_2_0_0);
+        sum_3 = add_terms(sum_3, x_2_0_1, y_2_0_1);
+        let row_2_0_2 = load_a(batch, 2u, vector_of(k_2, 0u));
+        let x_2_0_2 = row_2_0_2;
+        sum_4 = add_terms(sum_4, x_2_0_2, y_2_0_0);
+        sum_5 = add_terms(sum_5, x_2_0_2, y_2_0_1);
+        let row_2_0_3 = load_a(batch, 3u, vector_of(k_2, 0u));
+        let x_2_0_3 = row_2_0_3;
+        sum_6 = add_terms(sum_6, x_2_0_3, y_2_0_0);
+        sum_7 = add_terms(sum_7, x_2_0_3, y_2_0_1);
+    }
+    if (k + 3u * LANES < end) {
+        let y_3_0_0 = expand_b(b_3_0, 0u);
+        let y_3_0_1 = expand_b(b_3_1, 0u);
+        let row_3_0_0 = load_a(batch, 0u, vector_of(k_3, 0u));
+        let x_3_0_0 = row_3_0_0;
+        sum_0 = add_terms(sum_0, x_3_0_0, y_3_0_0);
+        sum_1 = add_terms(sum_1, x_3_0_0, y_3_0_1);
+        let row_3_0_1 = load_a(batch, 1u, vector_of(k_3, 0u));
+        let x_3_0_1 = row_3_0_1;
+        sum_2 = add_terms(sum_2, x_3_0_1, y_3_0_0);
+        sum_3 = add_terms(sum_3, x_3_0_1, y_3_0_1);
+        let row_3_0_2 = load_a(batch, 2u, vector_of(k_3, 0u));
+        let x_3_0_2 = row_3_0_2;
+        sum_4 = add_terms(sum_4, x_3_0_2, y_3_0_0);
+        sum_5 = add_terms(sum_5, x_3_0_2, y_3_0_1);
+        let row_3_0_3 = load_a(batch, 3u, vector_of(k_3, 0u));
+        let x_3_0_3 = row_3_0_3;
+        sum_6 = add_terms(sum_6, x_3_0_3, y_3_0_0);
+        sum_7 = add_terms(sum_7, x_3_0_3, y_3_0_1);
+    }
+    if (k + 4u * LANES < end) {
+        let y_4_0_0 = expand_b(b_4_0, 0u);
+        let y_4_0_1 = expand_b(b_4_1, 0u);
+        let row_4_0_0 = load_a(batch, 0u, vector_of(k_4, 0u));
+        let x_4_0_0 = row_4_0_0;
+        sum_0 = add_terms(sum_0, x_4_0_0, y_4_0_0);
+        sum_1 = add_terms(sum_1, x_4_0_0, y_4_0_1);
+        let row_4_0_1 = load_a(batch, 1u, vector_of(k_4, 0u));
+        let x_4_0_1 = row_4_0_1;
+        sum_2 = add_terms(sum_2, x_4_0_1, y_4_0_0);
+        sum_3 = add_terms(sum_3, x_4_0_1, y_4_0_1);
+        let row_4_0_2 = load_a(batch, 2u, vector_of(k_4, 0u));
+        let x_4_0_2 = row_4_0_2;
+        sum_4 = add_terms(sum_4, x_4_0_2, y_4_0_0);
+        sum_5 = add_terms(sum_5, x_4_0_2, y_4_0_1);
+        let row_4_0_3 = load_a(batch, 3u, vector_of(k_4, 0u));
+        let x_4_0_3 = row_4_0_3;
+        sum_6 = add_terms(sum_6, x_4_0_3, y_4_0_0);
+        sum_7 = add_terms(sum_7, x_4_0_3, y_4_0_1);
+    }
+    let all_0 = subgroupAdd(sum_0);
+    let all_1 = subgroupAdd(sum_1);
+    let all_2 = subgroupAdd(sum_2);
+    let all_3 = subgroupAdd(sum_3);
+    let all_4 = subgroupAdd(sum_4);
+    let all_5 = subgroupAdd(sum_5);
+    let all_6 = subgroupAdd(sum_6);
+    let all_7 = subgroupAdd(sum_7);
+    // Lane `t` of a column finishes the sum `t`.
+    var own_sum = all_0;
+    own_sum = select(own_sum, all_1, slot == 1u);
+    own_sum = select(own_sum, all_2, slot == 2u);
+    own_sum = select(own_sum, all_3, slot == 3u);
+    own_sum = select(own_sum, all_4, slot == 4u);
+    own_sum = select(own_sum, all_5, slot == 5u);
+    own_sum = select(own_sum, all_6, slot == 6u);
+    own_sum = select(own_sum, all_7, slot == 7u);
+    let own_column = first_column + slot % COLUMNS * GROUPS + local / LANES;
+    if (slot < SUMS && own_column < N) {
+        finish(part, element_number(batch, slot / COLUMNS, own_column), own_sum);
+    }
+}
