@@ -17,7 +17,8 @@ use meganeura::profiler::{self, TraceFile};
 use commands::serve;
 use commands::tune;
 use commands::{
-    bench, chat, completions, conformance, devices, diff, doctor, explain, generate, onnx, ops, plugins, predict, train,
+    bench, chat, completions, conformance, devices, diff, doctor, embed, explain, generate, onnx, ops, plugins,
+    predict, train,
 };
 
 /// Train and run neural networks on any hardware.
@@ -60,7 +61,9 @@ enum Command {
     Generate(Box<generate::Args>),
     /// Talk to a language model that was made for it.
     Chat(Box<chat::Args>),
-    /// Serve a language model over HTTP, with the paths of OpenAI's API.
+    /// Print embeddings of texts, or how similar they are, by an encoder of the BERT family.
+    Embed(embed::Args),
+    /// Serve a language model, or an encoder for embeddings, over HTTP, with the paths of OpenAI's API.
     #[cfg(feature = "serve")]
     Serve(Box<serve::Args>),
     /// List the devices and the strings that select them.
@@ -152,6 +155,7 @@ fn run(command: &Command) -> ExitCode {
         Command::Export(args) => onnx::export(args),
         Command::Generate(args) => generate::run(args),
         Command::Chat(args) => chat::run(args),
+        Command::Embed(args) => embed::run(args),
         #[cfg(feature = "serve")]
         Command::Serve(args) => serve::run(args),
         Command::Devices(args) => devices::run(args),

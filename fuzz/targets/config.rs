@@ -10,7 +10,7 @@ use meganeura_core::config::Config;
 use meganeura_core::debug::DebugOptions;
 use meganeura_core::select::Selector;
 use meganeura_fuzz::{in_file, seed, target, text};
-use meganeura_llm::ModelConfig;
+use meganeura_llm::{EncoderConfig, ModelConfig};
 
 // The command is no library; its files of settings are read by this module alone.
 #[allow(dead_code, reason = "the command uses all of it")]
@@ -35,6 +35,7 @@ fn seeds() -> Vec<Vec<u8>> {
         RATES.into(),
         seed!("tests/fixtures/transformers/llama/config.json"),
         seed!("tests/fixtures/transformers/qwen3/config.json"),
+        seed!("tests/fixtures/embeddings/bert/config.json"),
     ]
 }
 
@@ -79,7 +80,10 @@ target!(seeds: seeds, change: text::change, |data| {
         return;
     };
     match text.trim_start().bytes().next() {
-        Some(b'{') => drop(ModelConfig::parse(text, Path::new("config.json"))),
+        Some(b'{') => {
+            let path = Path::new("config.json");
+            let _ = (ModelConfig::parse(text, path), EncoderConfig::parse(text, path));
+        }
         Some(b'(') => drop(in_file("rates.ron", data, |path| Calibration::read(path))),
         _ => in_file("settings.toml", data, |path| settings(path)),
     }

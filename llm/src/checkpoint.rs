@@ -8,7 +8,7 @@ use std::path::Path;
 
 use meganeura_core::graph::NodeKind;
 use meganeura_core::quantization::{BLOCK, BlockFormat};
-use meganeura_core::{DType, Error, Result, Session, TensorType};
+use meganeura_core::{DType, Error, Graph, Result, Session, TensorType};
 use meganeura_nn::layers::WeightStorage;
 use meganeura_nn::models::{LlamaConfig, LogitsOf};
 use serde::Deserialize;
@@ -26,8 +26,8 @@ const CACHES: &str = "kv_cache.";
 const HEAD: &str = "lm_head.weight";
 /// Ends the names of tables that older programs stored, and that follow from the configuration.
 const TABLES: &str = ".rotary_emb.inv_freq";
-/// The table whose rows are looked up: it is stored as graphs have it, other matrices as `[outputs, inputs]`.
-const EMBEDDING: &str = "embed_tokens.weight";
+/// Ends the names of tables whose rows are looked up: they are stored as graphs have them, other matrices as `[outputs, inputs]`.
+const EMBEDDINGS: [&str; 2] = ["embed_tokens.weight", "_embeddings.weight"];
 /// Ends the names of parameters that have the scales of blocks.
 const SCALES: &str = "_scales";
 
@@ -133,22 +133,50 @@ impl Checkpoint {
         Ok(self)
     }
 
+    /// The checkpoint with other names of tensors, without those that have none. Of two that get the same name, one is left.
+    pub(crate) fn renamed(mut self, name: impl Fn(&str) -> Option<String>) -> Self {
+        for shard in &mut self.shards {
+            let tensors = std::mem::take(&mut shard.tensors).into_iter();
+            shard.tensors = tensors.filter_map(|(old, entry)| Some((name(&old)?, entry))).collect();
+        }
+        let shards = self.shards.iter().enumerate();
+        self.places = shards
+            .flat_map(|(number, shard)| shard.tensors.keys().map(move |name| (name.clone(), number)))
+            .collect();
+        self
+    }
+
     /// Whether the tensors are those of a model. Sizes of a `config.json` may be any numbers: before memory is taken for
     /// a model, they are compared with what is there.
     ///
     /// # Errors
     /// [`Error::File`] as of [`Checkpoint::load_into`]; [`Error::InvalidUse`] for a model that cannot be.
     pub fn check_model(&self, model: &LlamaConfig) -> Result<()> {
-        // A graph grows with the number of layers, each of which has tensors.
-        if model.layers > self.places.len() {
-            let message = format!(
-                "has {} tensors, too few for the {} layers of the model",
-                self.places.len(),
-                model.layers
-            );
-            return Err(Error::file(&self.shards[0].path, message, OF_ANOTHER));
+        self.check_layers(model.layers)?;
+        self.check_graph(&model.decode_graph(&[], 1, 1, LogitsOf::AllRows))
+    }
+
+    /// Whether there can be so many layers: a graph grows with them, and each has tensors.
+    ///
+    /// # Errors
+    /// [`Error::File`] with both numbers.
+    pub(crate) fn check_layers(&self, layers: usize) -> Result<()> {
+        let count = self.places.len();
+        match layers <= count {
+            true => Ok(()),
+            false => Err(Error::file(
+                &self.shards[0].path,
+                format!("has {count} tensors, too few for the {layers} layers of the model"),
+                OF_ANOTHER,
+            )),
         }
-        let graph = model.decode_graph(&[], 1, 1, LogitsOf::AllRows);
+    }
+
+    /// Whether the tensors are the parameters of a graph.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::check_model`].
+    pub(crate) fn check_graph(&self, graph: &Graph) -> Result<()> {
         graph.verify()?;
         let nodes = graph.nodes().iter();
         let parameters: Vec<(String, TensorType)> = nodes
@@ -309,7 +337,7 @@ impl Checkpoint {
 /// Rows and columns of a matrix that is stored transposed, as graphs have them.
 pub(crate) fn transposed(name: &str, shape: &[usize]) -> Option<[usize; 2]> {
     match *shape {
-        [inputs, outputs] if !name.ends_with(EMBEDDING) => Some([inputs, outputs]),
+        [inputs, outputs] if !EMBEDDINGS.iter().any(|end| name.ends_with(end)) => Some([inputs, outputs]),
         _ => None,
     }
 }

@@ -11,6 +11,7 @@
 //! | [`hub`] | checkpoints by their names on the Hugging Face Hub, with the feature `hub` |
 //! | [`sampling`] | how a token is chosen from logits |
 //! | [`generator`] | prompts in, tokens out, with a key-value cache |
+//! | [`embedder`] | embeddings of texts by encoders of the BERT family |
 //! | [`engine`] | many sequences at the same time, with a paged key-value cache |
 //!
 //! ```no_run
@@ -32,6 +33,7 @@ pub mod adapters;
 pub mod chat;
 pub mod checkpoint;
 pub mod config;
+pub mod embedder;
 pub mod engine;
 mod files;
 pub mod generator;
@@ -48,6 +50,7 @@ pub use adapters::Adapters;
 pub use chat::{ChatTemplate, Message};
 pub use checkpoint::Checkpoint;
 pub use config::ModelConfig;
+pub use embedder::{Embedder, EmbedderOptions, EncoderConfig, Pooling, TextEncoder};
 pub use engine::{Engine, EngineOptions};
 pub use generator::{Generation, Generator, GeneratorOptions, Request, Speed};
 pub use meganeura_nn::layers::WeightStorage;

@@ -13,11 +13,22 @@ use meganeura_nn::models::LlamaConfig;
 
 /// What a step computes: a plan of its own.
 pub(crate) trait StepShape: Copy + Eq + Hash + std::fmt::Debug {
-    /// Name of the segment of a joined plan, and of the file of a plan that is kept.
+    /// The network whose steps have such shapes.
+    type Network;
+
+    /// Name of the segment of a joined plan.
     fn name(&self) -> String;
 
+    /// Name of the file of a plan that is kept, without its ending.
+    fn file(&self, network: &Self::Network) -> String;
+
     /// What the step computes.
-    fn graph(&self, network: &LlamaConfig) -> Graph;
+    fn graph(&self, network: &Self::Network) -> Graph;
+}
+
+/// Name of the file of a step of decoding.
+pub(crate) fn decoding_file(step: &str, network: &LlamaConfig) -> String {
+    format!("decode-{step}-{}", network.weights.name())
 }
 
 /// A session that makes steps of some shapes, which share weights and caches.
@@ -52,11 +63,11 @@ impl<S> Step<S> {
         }
     }
 
-    /// The first logits.
+    /// The first numbers of its output.
     pub(crate) fn read(&self, session: &mut Session, len: usize) -> Result<Vec<f32>> {
-        let mut logits = vec![0.0; len];
-        session.try_read_output_start(self.output, &mut logits)?;
-        Ok(logits)
+        let mut numbers = vec![0.0; len];
+        session.try_read_output_start(self.output, &mut numbers)?;
+        Ok(numbers)
     }
 }
 
@@ -85,7 +96,7 @@ impl<S: StepShape> Plans<S> {
     ///
     /// Where rewriting packs other weights for one shape than for another, they could not share them; then none are
     /// packed.
-    pub(crate) fn session(&mut self, network: &LlamaConfig, shapes: &[S]) -> Result<Joined<S>> {
+    pub(crate) fn session(&mut self, network: &S::Network, shapes: &[S]) -> Result<Joined<S>> {
         let (plan, steps) = match self.joined(network, shapes) {
             Err(Error::ParametersDiffer { differences }) if !self.rewrite.disable.iter().any(|d| d == PACKING) => {
                 log::info!("weights are not packed: {}", differences.join("; "));
@@ -100,7 +111,7 @@ impl<S: StepShape> Plans<S> {
     }
 
     /// One plan for several shapes.
-    fn joined(&mut self, network: &LlamaConfig, shapes: &[S]) -> Result<(ExecutionPlan, Vec<Step<S>>)> {
+    fn joined(&mut self, network: &S::Network, shapes: &[S]) -> Result<(ExecutionPlan, Vec<Step<S>>)> {
         let limit = self.device.capabilities().max_buffer_bytes;
         let mut joined: Option<ExecutionPlan> = None;
         let mut steps = Vec::new();
@@ -121,7 +132,7 @@ impl<S: StepShape> Plans<S> {
     }
 
     /// The plan of a shape.
-    fn plan(&mut self, network: &LlamaConfig, shape: S) -> Result<&ExecutionPlan> {
+    fn plan(&mut self, network: &S::Network, shape: S) -> Result<&ExecutionPlan> {
         if !self.made.contains_key(&shape) {
             let graph = shape.graph(network);
             let packed = if self.rewrite.disable.is_empty() {
@@ -129,13 +140,7 @@ impl<S: StepShape> Plans<S> {
             } else {
                 "-with-fewer-rules"
             };
-            let file = |folder: &PathBuf| {
-                folder.join(format!(
-                    "decode-{}-{}{packed}.ron",
-                    shape.name(),
-                    network.weights.name()
-                ))
-            };
+            let file = |folder: &PathBuf| folder.join(format!("{}{packed}.ron", shape.file(network)));
             let path = self.folder.as_ref().map(file);
             let (plan, _) = match &path {
                 Some(path) => Builder::on(self.device.clone())

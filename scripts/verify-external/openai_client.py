@@ -1,4 +1,6 @@
-"""Uses a running server by the official client: openai_client.py http://127.0.0.1:8080
+"""Uses a running server by the official client: openai_client.py http://127.0.0.1:8080 [ENCODER]
+
+ENCODER is the address of a second server, of an encoder, whose embeddings are tried then.
 
 Needs the package `openai`. Prints what it tried, and fails with the first difference.
 """
@@ -74,3 +76,19 @@ alone = [one(seed) for seed in range(12)]
 with ThreadPoolExecutor(12) as pool:
     assert list(pool.map(one, range(12))) == alone
 print("requests at the same time give what each gives alone")
+
+if len(sys.argv) > 2:
+    encoder = OpenAI(base_url=sys.argv[2] + "/v1", api_key="none", max_retries=0)
+    model = encoder.models.list().data[0].id
+    texts = ["Rabbit", "Down, down, down.", "Rabbit"]
+    # The client asks for base64 unless it is told otherwise.
+    packed = encoder.embeddings.create(model=model, input=texts)
+    plain = encoder.embeddings.create(model=model, input=texts, encoding_format="float")
+    vectors = [item.embedding for item in packed.data]
+    assert [item.index for item in packed.data] == [0, 1, 2] and packed.usage.prompt_tokens > 6
+    assert vectors[0] == vectors[2] != vectors[1]
+    for ours, theirs in zip(vectors, plain.data):
+        assert max(abs(a - b) for a, b in zip(ours, theirs.embedding)) < 1e-6
+    short = encoder.embeddings.create(model=model, input="Rabbit", dimensions=4)
+    assert len(short.data[0].embedding) == 4
+    print("embeddings: base64 and numbers, several texts, fewer dimensions")

@@ -7,6 +7,7 @@
 //! |---|---|
 //! | `POST /v1/chat/completions` | the next message of a conversation, by the model's chat template |
 //! | `POST /v1/completions` | what follows a text |
+//! | `POST /v1/embeddings` | vectors of texts, by an encoder of the BERT family, which has this path instead of the two above |
 //! | `GET /v1/models` | the model that is served |
 //! | `GET /health` | whether steps succeed; 503 if not |
 //! | `GET /metrics` | counts and times in the format of Prometheus |
@@ -14,6 +15,7 @@
 
 mod api;
 mod connections;
+mod embeddings;
 mod grammar;
 mod metrics;
 mod text;
@@ -27,11 +29,13 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use meganeura_core::{Error, Result};
-use meganeura_llm::{ChatTemplate, Engine, EngineOptions, Tokenizer};
+use meganeura_llm::{ChatTemplate, Embedder, EmbedderOptions, EncoderConfig, Engine, EngineOptions, Tokenizer};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 
-use api::{App, Bounds};
+use api::{App, Bounds, EmbeddingApp, Site, Steps};
+use axum::Router;
+use embeddings::EmbeddingWorker;
 use grammar::Grammars;
 use metrics::Metrics;
 use worker::Worker;
@@ -61,8 +65,10 @@ pub struct ServerOptions {
     pub max_connections: usize,
     /// How long requests may go on after the server was told to end.
     pub shutdown_timeout: Duration,
-    /// The engine.
+    /// The engine of a model that generates text.
     pub engine: EngineOptions,
+    /// The encoder of a model that embeds texts.
+    pub embedder: EmbedderOptions,
 }
 
 impl ServerOptions {
@@ -81,6 +87,7 @@ impl ServerOptions {
             max_connections: 256,
             shutdown_timeout: Duration::from_secs(30),
             engine: EngineOptions::default(),
+            embedder: EmbedderOptions::default(),
         }
     }
 
@@ -114,6 +121,90 @@ impl ServerOptions {
     }
 }
 
+impl ServerOptions {
+    fn model_name(&self) -> String {
+        self.name.clone().unwrap_or_else(|| name_of(&self.model))
+    }
+
+    fn bounds(&self) -> Bounds {
+        Bounds {
+            body_bytes: self.max_body_bytes,
+            body_timeout: READ_TIMEOUT,
+        }
+    }
+
+    /// What requests to all models share.
+    fn site(&self, steps: Box<dyn Steps>, context: usize) -> Arc<Site> {
+        Arc::new(Site {
+            steps,
+            metrics: Metrics::new(),
+            model: self.model_name(),
+            path: self.model.clone(),
+            local_only: self.address.is_loopback() && self.api_key.is_none() && !self.no_auth,
+            started: api::now(),
+            context,
+            api_key: self.api_key.clone(),
+            request_timeout: self.request_timeout,
+        })
+    }
+
+    /// A model that generates text.
+    fn open_engine(&self) -> Result<Opened> {
+        let tokenizer = Arc::new(Tokenizer::open(&self.model)?);
+        let engine = Engine::open(&self.model, self.engine.clone())?;
+        tokenizer.check(engine.config())?;
+        let template = template_of(&self.model)?;
+        let config = engine.config();
+        let (vocab, stop) = (config.network.vocab, config.stop.clone());
+        let (context, device) = (engine.context(), engine.device().to_owned());
+        let limit = self.engine.sequences.saturating_add(self.queue);
+        let (worker, steps) = Worker::start(engine, limit)?;
+        let app = App {
+            site: self.site(Box::new(worker.clone()), context),
+            grammars: Grammars::new(tokenizer.clone(), vocab, &stop),
+            spelled: Default::default(),
+            vocab,
+            worker,
+            tokenizer,
+            template,
+            stop,
+        };
+        Ok(Opened {
+            router: api::text_router(Arc::new(app), self.bounds()),
+            steps,
+            device,
+        })
+    }
+
+    /// A model that embeds texts. Its steps are made ready now, so that no request has to wait for that.
+    fn open_encoder(&self) -> Result<Opened> {
+        if self.engine.adapters.is_some() || self.engine.weights.is_some() {
+            return Err(Error::misuse(
+                "an encoder with adapters, or weights stored in fewer bits",
+                "leave these options out: encoders have their own weights in f32",
+            ));
+        }
+        let mut embedder = Embedder::open(&self.model, self.embedder.clone())?;
+        embedder.prepare()?;
+        let (encoder, config) = (embedder.text_encoder().clone(), embedder.config().clone());
+        let device = embedder.device().to_owned();
+        let (worker, steps) = EmbeddingWorker::start(embedder, self.queue.max(1))?;
+        let app = EmbeddingApp {
+            site: self.site(Box::new(worker.clone()), config.max_tokens),
+            worker,
+            encoder,
+            dim: config.network.dim,
+            vocab: config.network.vocab,
+            normalized: config.normalize,
+        };
+        Ok(Opened {
+            router: api::embedding_router(Arc::new(app), self.bounds()),
+            steps,
+            device,
+        })
+    }
+}
+
 /// How long the head of a request, and each part of a body, may take.
 const READ_TIMEOUT: Duration = Duration::from_secs(15);
 
@@ -127,9 +218,19 @@ const STACK: usize = 16 << 20;
 pub struct Server {
     runtime: Runtime,
     listener: TcpListener,
-    app: Arc<App>,
-    engine: JoinHandle<()>,
+    router: Router,
+    /// The thread that makes steps.
+    steps: JoinHandle<()>,
     options: ServerOptions,
+    model: String,
+    device: String,
+    embeds: bool,
+}
+
+/// A model that is open.
+struct Opened {
+    router: Router,
+    steps: JoinHandle<()>,
     device: String,
 }
 
@@ -137,7 +238,7 @@ impl Server {
     /// Opens a model and a port.
     ///
     /// # Errors
-    /// An address that others can reach without a key; a port that is in use; what [`Engine::open`] and [`Tokenizer::open`] find.
+    /// An address that others can reach without a key; a port that is in use; what [`Engine::open`], [`Embedder::open`] and [`Tokenizer::open`] find.
     pub fn bind(options: ServerOptions) -> Result<Self> {
         options.check()?;
         // Requests are prepared on few threads, with room for what parsers of templates and grammars need.
@@ -154,39 +255,20 @@ impl Server {
             let remedy = "end the program that listens there, or choose another port with --port (0 for any)";
             Error::misuse(format!("cannot listen at {address}: {e}"), remedy)
         })?;
-        let tokenizer = Arc::new(Tokenizer::open(&options.model)?);
-        let engine = Engine::open(&options.model, options.engine.clone())?;
-        tokenizer.check(engine.config())?;
-        let template = template_of(&options.model)?;
-        let config = engine.config();
-        let (vocab, stop) = (config.network.vocab, config.stop.clone());
-        let (context, device) = (engine.context(), engine.device().to_owned());
-        let limit = options.engine.sequences.saturating_add(options.queue);
-        let (worker, thread) = Worker::start(engine, limit)?;
-        let app = App {
-            grammars: Grammars::new(tokenizer.clone(), vocab, &stop),
-            path: options.model.clone(),
-            spelled: Default::default(),
-            vocab,
-            local_only: options.address.is_loopback() && options.api_key.is_none() && !options.no_auth,
-            worker,
-            tokenizer,
-            template,
-            metrics: Metrics::new(),
-            model: options.name.clone().unwrap_or_else(|| name_of(&options.model)),
-            started: api::now(),
-            context,
-            stop,
-            api_key: options.api_key.clone(),
-            request_timeout: options.request_timeout,
+        let embeds = EncoderConfig::is_one(&options.model);
+        let Opened { router, steps, device } = match embeds {
+            true => options.open_encoder()?,
+            false => options.open_engine()?,
         };
         Ok(Server {
             runtime,
             listener,
-            app: Arc::new(app),
-            engine: thread,
+            router,
+            steps,
+            model: options.model_name(),
             options,
             device,
+            embeds,
         })
     }
 
@@ -201,7 +283,12 @@ impl Server {
 
     /// The name of the model.
     pub fn model(&self) -> &str {
-        &self.app.model
+        &self.model
+    }
+
+    /// Whether the model embeds texts, and generates none.
+    pub fn embeds(&self) -> bool {
+        self.embeds
     }
 
     /// The string that selects the device.
@@ -215,11 +302,6 @@ impl Server {
     /// # Errors
     /// Requests that were not completed in that time.
     pub fn run(self, stop: impl Future<Output = ()>) -> Result<()> {
-        let bounds = Bounds {
-            body_bytes: self.options.max_body_bytes,
-            body_timeout: READ_TIMEOUT,
-        };
-        let router = api::router(self.app, bounds);
         let limits = connections::Limits {
             connections: self.options.max_connections,
             head_timeout: READ_TIMEOUT,
@@ -228,11 +310,11 @@ impl Server {
         };
         let all_done = self
             .runtime
-            .block_on(connections::serve(self.listener, router, limits, stop));
+            .block_on(connections::serve(self.listener, self.router, limits, stop));
         // Tasks of connections that are left are dropped, and with them the last handles of the engine.
         self.runtime.shutdown_timeout(Duration::from_secs(1));
-        if self.engine.join().is_err() {
-            return Err(Error::misuse("the engine's thread panicked; the log says where", ""));
+        if self.steps.join().is_err() {
+            return Err(Error::misuse("the model's thread panicked; the log says where", ""));
         }
         match all_done {
             true => Ok(()),

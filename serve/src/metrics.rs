@@ -1,13 +1,12 @@
 //! Counts and times in the format of Prometheus.
 
+use meganeura_llm::engine::EngineCounts;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
-
-use crate::worker::Worker;
 
 /// What the server measures itself; what the engine counts is added when the text is made.
 pub(crate) struct Metrics {
@@ -125,8 +124,7 @@ impl Metrics {
     }
 
     /// The text that Prometheus reads.
-    pub(crate) fn text(&self, worker: &Worker) -> String {
-        let counts = worker.counts();
+    pub(crate) fn text(&self, counts: &EngineCounts) -> String {
         let engine = &self.engine;
         for (gauge, value) in [
             (&engine.running, counts.running as u64),

@@ -12,6 +12,8 @@ use meganeura_core::{Error, Result};
 use meganeura_llm::engine::{Chosen, Engine, EngineCounts, Event, Finish, SequenceId, SequenceRequest};
 use tokio::sync::mpsc::UnboundedSender;
 
+use crate::api::Steps;
+
 /// A sequence that somebody waits for.
 pub(crate) struct Job {
     pub(crate) request: SequenceRequest,
@@ -105,18 +107,19 @@ impl Worker {
         }
     }
 
-    /// What the engine has done.
-    pub(crate) fn counts(&self) -> EngineCounts {
-        *lock(&self.shared.counts)
-    }
-
     /// Sequences that are computed or wait.
     pub(crate) fn pending(&self) -> usize {
         self.shared.pending.load(Ordering::Relaxed)
     }
+}
 
-    /// Whether the last step failed, a short time ago: later nothing is known until the next request.
-    pub(crate) fn is_failing(&self) -> bool {
+impl Steps for Worker {
+    fn counts(&self) -> EngineCounts {
+        *lock(&self.shared.counts)
+    }
+
+    // Later nothing is known until the next request.
+    fn is_failing(&self) -> bool {
         const KNOWN: Duration = Duration::from_secs(30);
         lock(&self.shared.failed).is_some_and(|failed| failed.elapsed() < KNOWN)
     }

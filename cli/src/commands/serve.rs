@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use meganeura::llm::{EngineOptions, WeightStorage};
+use meganeura::llm::{EmbedderOptions, EncoderConfig, EngineOptions, Pooling, WeightStorage};
 use meganeura_serve::{Server, ServerOptions};
 
 use super::Outcome;
@@ -15,8 +15,8 @@ use crate::output::notice;
 /// Options of `serve`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Folder of a checkpoint in Hugging Face's layout (config.json, safetensors files and tokenizer.json), or a GGUF file.
-    /// With the feature `hub` also a name on the Hugging Face hub, such as HuggingFaceTB/SmolLM2-135M, which is downloaded.
+    /// Folder of a checkpoint in Hugging Face's layout (config.json, safetensors files and tokenizer.json), or a GGUF file; an encoder
+    /// of the BERT family is served for embeddings. With the feature `hub` also a name on the Hugging Face hub, such as HuggingFaceTB/SmolLM2-135M, which is downloaded.
     #[arg(long, value_name = "DIR|FILE.gguf")]
     model: PathBuf,
 
@@ -78,7 +78,15 @@ pub(crate) struct Args {
     #[arg(long)]
     no_prefix_cache: bool,
 
-    /// Sequences that may wait; requests beyond get the status 429.
+    /// Of an encoder: how the rows of tokens become one vector [default: as the model says, else mean]
+    #[arg(long, value_name = "mean|cls", value_parser = clap::value_parser!(Pooling))]
+    pooling: Option<Pooling>,
+
+    /// Of an encoder: truncate texts that are longer than it takes, instead of refusing them.
+    #[arg(long)]
+    truncate: bool,
+
+    /// Sequences that may wait, of an encoder requests; others beyond get the status 429.
     #[arg(long, value_name = "N", default_value_t = 256)]
     queue: usize,
 
@@ -103,7 +111,14 @@ const USUAL_CONTEXT: usize = 4096;
 
 pub(crate) fn run(args: &Args) -> Outcome {
     let model = locate(&args.model)?;
-    let longest = meganeura::llm::ModelConfig::open(&model)?.context;
+    let context = match EncoderConfig::is_one(&model) {
+        true => None,
+        false => {
+            let longest = meganeura::llm::ModelConfig::open(&model)?.context;
+            Some(args.context.unwrap_or(longest.min(USUAL_CONTEXT)))
+        }
+    };
+    let plans = if args.no_plan_cache { None } else { plans_of(&model) };
     let options = ServerOptions {
         name: args.name.clone(),
         address: args.host,
@@ -116,21 +131,29 @@ pub(crate) fn run(args: &Args) -> Outcome {
         engine: EngineOptions {
             device: args.device.clone(),
             sequences: args.sequences,
-            context: Some(args.context.unwrap_or(longest.min(USUAL_CONTEXT))),
+            context,
             cache_tokens: args.cache,
             step_tokens: args.step_tokens,
             draft_tokens: args.draft_tokens,
             prefix_cache: !args.no_prefix_cache,
-            plans: if args.no_plan_cache { None } else { plans_of(&model) },
+            plans: plans.clone(),
             adapters: args.lora.clone(),
             weights: args.weights,
+        },
+        embedder: EmbedderOptions {
+            device: args.device.clone(),
+            pooling: args.pooling,
+            normalize: None,
+            truncate: args.truncate,
+            plans,
         },
         ..ServerOptions::new(&model)
     };
     let server = Server::bind(options)?;
     let address = server.address()?;
+    let page = if server.embeds() { "" } else { "chat page there, " };
     notice(format_args!(
-        "serving {} on {} at http://{address} (chat page there, API at http://{address}/v1); Ctrl-C ends it",
+        "serving {} on {} at http://{address} ({page}API at http://{address}/v1); Ctrl-C ends it",
         server.model(),
         server.device()
     ))?;

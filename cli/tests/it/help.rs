@@ -5,7 +5,7 @@ use std::process::Command;
 use crate::retired::complaints_of_text;
 use crate::{meganeura, run};
 
-const COMMANDS: [&[&str]; 19] = [
+const COMMANDS: [&[&str]; 20] = [
     &[],
     &["train"],
     &["train", "text"],
@@ -14,6 +14,7 @@ const COMMANDS: [&[&str]; 19] = [
     &["completions"],
     &["generate"],
     &["chat"],
+    &["embed"],
     &["devices"],
     &["doctor"],
     &["plugins"],

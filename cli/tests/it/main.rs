@@ -8,6 +8,7 @@ mod common;
 mod config;
 mod debug;
 mod doctor;
+mod embed;
 mod explain;
 mod generate;
 mod help;

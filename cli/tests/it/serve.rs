@@ -52,7 +52,7 @@ fn a_server_answers_until_it_is_told_to_end() {
     for (signal, key) in [("-TERM", None), ("-INT", Some("secret"))] {
         let args: Vec<&str> = key.iter().flat_map(|key| ["--api-key", key]).collect();
         let (mut child, address) = start(&args);
-        let body = r#"{"prompt": "Alice", "max_tokens": 3}"#;
+        let body = r#"{"prompt": "Alice", "max_tokens": 3, "temperature": 0}"#;
         let head = |more: &str| {
             format!(
                 "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n{more}Content-Length: {}\r\n\r\n{body}",

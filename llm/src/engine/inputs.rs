@@ -6,7 +6,7 @@ use meganeura_nn::models::{LlamaConfig, PagedCache};
 use super::SequenceId;
 use super::options::EngineOptions;
 use super::sequence::Sequence;
-use crate::plans::StepShape;
+use crate::plans::{StepShape, decoding_file};
 
 /// Rows of a block.
 pub(super) const BLOCK_ROWS: usize = 16;
@@ -21,6 +21,12 @@ pub(super) struct Rows {
 }
 
 impl StepShape for Rows {
+    type Network = LlamaConfig;
+
+    fn file(&self, network: &LlamaConfig) -> String {
+        decoding_file(&self.name(), network)
+    }
+
     fn name(&self) -> String {
         let PagedCache {
             blocks,

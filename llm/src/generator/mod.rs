@@ -19,7 +19,7 @@ use meganeura_nn::models::{KV_POS, LOGITS_ROW, LlamaConfig, LogitsOf, TOKENS, kv
 use crate::adapters::Adapters;
 use crate::checkpoint::Checkpoint;
 use crate::config::ModelConfig;
-use crate::plans::{Joined, Plans, Step, StepShape};
+use crate::plans::{Joined, Plans, Step, StepShape, decoding_file};
 use crate::sampling::{Sampler, Sampling};
 
 /// What a step computes.
@@ -33,6 +33,12 @@ struct Shape {
 }
 
 impl StepShape for Shape {
+    type Network = LlamaConfig;
+
+    fn file(&self, network: &LlamaConfig) -> String {
+        decoding_file(&self.name(), network)
+    }
+
     fn name(&self) -> String {
         format!("{}-{:?}-of-{}", self.rows, self.logits, self.capacity)
     }

@@ -1,6 +1,7 @@
 //! The tests of this crate that may share a process: one binary is linked once. Others say why they are not here.
 
 mod bad_input;
+mod embeddings;
 mod engine;
 mod finetuning;
 mod gguf;

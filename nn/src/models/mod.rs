@@ -14,6 +14,7 @@
 //! | [`EfficientNetConfig`] | EfficientNet-B0 |
 //! | [`VitConfig`] | vision transformer |
 //! | [`UnetConfig`] | U-Net, images in and images out |
+//! | [`BertConfig`] | encoders of the BERT family, for embeddings of texts |
 //! | [`LlamaConfig`] | decoder-only language models of the Llama family |
 //!
 //! ```
@@ -27,6 +28,7 @@
 //! assert!(graph.verify().is_ok());
 //! ```
 
+mod bert;
 mod cnn;
 mod decode;
 mod efficientnet;
@@ -38,6 +40,7 @@ mod resnet;
 mod unet;
 mod vit;
 
+pub use bert::{ATTENTION_MASK, Bert, BertConfig, POOLING_WEIGHTS};
 pub use cnn::{Cnn, CnnConfig};
 pub use decode::{BLOCK_TABLE, KV_POS, LOGITS_ROW, LogitsOf, POSITIONS, PagedCache, SLOTS, kv_cache_names};
 pub use efficientnet::{EfficientNet, EfficientNetConfig};

@@ -55,7 +55,7 @@ pub(crate) async fn handle(State(app): State<Arc<App>>, JsonBody(body): JsonBody
 /// The prompt's tokens, how it is answered, and whether the answer may be calls of tools.
 fn prepare(app: &App, body: &[u8]) -> Result<(Vec<u32>, Wanted, bool), ApiError> {
     let body: Body = parse(body)?;
-    check_model(body.common.model.as_deref(), &app.model)?;
+    check_model(body.common.model.as_deref(), &app.site.model)?;
     if body.messages.is_empty() || body.messages.len() > MAX_MESSAGES {
         let message = format!(
             "there are {} messages, and have to be from 1 to {MAX_MESSAGES}",
@@ -100,7 +100,7 @@ fn prepare(app: &App, body: &[u8]) -> Result<(Vec<u32>, Wanted, bool), ApiError>
     }
     let text = template
         .render_json(&messages, shown)
-        .map_err(|e| ApiError::field("messages", app.without_paths(&e)))?;
+        .map_err(|e| ApiError::field("messages", app.site.without_paths(&e)))?;
     let prompt = app
         .tokenizer
         .encode_plain(&text)
@@ -164,7 +164,7 @@ impl Chat {
             "id": self.id,
             "object": object,
             "created": self.created,
-            "model": self.app.model,
+            "model": self.app.site.model,
             "choices": choices,
         })
     }

@@ -57,7 +57,7 @@ pub(crate) async fn handle(State(app): State<Arc<App>>, JsonBody(body): JsonBody
     let of_request = app.clone();
     let (generation, choices, wanted) = off_thread(move || {
         let body: Body = parse(&body)?;
-        check_model(body.common.model.as_deref(), &of_request.model)?;
+        check_model(body.common.model.as_deref(), &of_request.site.model)?;
         let unsupported = [
             (body.echo == Some(true), "echo"),
             (body.suffix.is_some_and(|s| !s.is_empty()), "suffix"),
@@ -120,7 +120,7 @@ impl Completions {
             "id": self.id,
             "object": "text_completion",
             "created": self.created,
-            "model": self.app.model,
+            "model": self.app.site.model,
             "choices": choices,
         })
     }

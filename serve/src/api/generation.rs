@@ -64,18 +64,18 @@ impl Generation {
         let mut choices = Vec::new();
         let mut usage = Usage::default();
         for prompt in &prompts {
-            if prompt.len() >= app.context {
+            if prompt.len() >= app.site.context {
                 return Err(ApiError::bad(format!(
                     "the prompt has {} tokens, and sequences at most {}: nothing could follow",
                     prompt.len(),
-                    app.context
+                    app.site.context
                 ))
                 .code("context_length_exceeded"));
             }
         }
         let count = prompts.len() * wanted.count;
         let mut places = app.worker.reserve(count).map_err(|Busy| {
-            app.metrics.refused.inc();
+            app.site.metrics.refused.inc();
             let message = format!(
                 "there is no room in the queue for {count} more sequences, {} are computed or wait; try again later",
                 app.worker.pending()
@@ -86,7 +86,7 @@ impl Generation {
         let grammar = grammar.transpose().map_err(|e| ApiError::of_request(&e))?;
         for prompt in prompts {
             usage.prompt += prompt.len();
-            let room = app.context - prompt.len();
+            let room = app.site.context - prompt.len();
             let behind = if are_completions { &prompt[..] } else { &[] };
             for number in 0..wanted.count {
                 let cancelled = Arc::new(AtomicBool::new(false));
@@ -116,9 +116,9 @@ impl Generation {
             }
         }
         let started = Instant::now();
-        app.metrics.prompt_tokens.inc_by(usage.prompt as u64);
+        app.site.metrics.prompt_tokens.inc_by(usage.prompt as u64);
         Ok(Generation {
-            deadline: started + app.request_timeout,
+            deadline: started + app.site.request_timeout,
             app,
             updates,
             choices,
@@ -134,7 +134,10 @@ impl Generation {
             let update = timeout_at(self.deadline, self.updates.recv()).await.map_err(|_| {
                 ApiError::new(
                     StatusCode::GATEWAY_TIMEOUT,
-                    format!("the request took longer than {} s", self.app.request_timeout.as_secs()),
+                    format!(
+                        "the request took longer than {} s",
+                        self.app.site.request_timeout.as_secs()
+                    ),
                 )
                 .code("timeout")
             })?;
@@ -183,13 +186,13 @@ impl Generation {
             return Ok(Some(piece));
         }
         let elapsed: Duration = self.started.elapsed();
-        self.app.metrics.request_seconds.observe(elapsed.as_secs_f64());
+        self.app.site.metrics.request_seconds.observe(elapsed.as_secs_f64());
         Ok(None)
     }
 
     fn observe(&mut self) {
         let now = Instant::now();
-        let metrics = &self.app.metrics;
+        let metrics = &self.app.site.metrics;
         metrics.generated_tokens.inc();
         match self.latest {
             None => metrics.first_token_seconds.observe((now - self.started).as_secs_f64()),

@@ -2,6 +2,7 @@
 
 mod chat;
 mod completions;
+mod embeddings;
 mod error;
 mod generation;
 mod request;
@@ -19,6 +20,7 @@ use axum::middleware::{self, Next};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use meganeura_llm::engine::EngineCounts;
 use meganeura_llm::tokenizer::TokenBytes;
 use meganeura_llm::{ChatTemplate, Tokenizer};
 use serde_json::{Value, json};
@@ -27,33 +29,49 @@ use tower_http::timeout::RequestBodyTimeoutLayer;
 use crate::grammar::Grammars;
 use crate::metrics::Metrics;
 use crate::worker::Worker;
+pub(crate) use embeddings::EmbeddingApp;
 use error::ApiError;
 
-/// What all requests share.
-pub(crate) struct App {
-    pub(crate) worker: Worker,
-    pub(crate) tokenizer: Arc<Tokenizer>,
-    pub(crate) template: Option<ChatTemplate>,
-    pub(crate) grammars: Grammars,
+/// What makes the steps of a model.
+pub(crate) trait Steps: Send + Sync {
+    /// What has been done.
+    fn counts(&self) -> EngineCounts;
+
+    /// Whether the last step failed, a short time ago.
+    fn is_failing(&self) -> bool;
+}
+
+/// What requests to all models share.
+pub(crate) struct Site {
+    pub(crate) steps: Box<dyn Steps>,
     pub(crate) metrics: Metrics,
     /// Name of the model.
     pub(crate) model: String,
     /// Its folder or file.
     pub(crate) path: PathBuf,
-    /// What its tokens stand for, from the first request on that asks.
-    pub(crate) spelled: OnceLock<Vec<TokenBytes>>,
-    /// Tokens that there are.
-    pub(crate) vocab: usize,
     /// Whether anybody on this machine may ask, and nobody else: browsers then show who asks by the name of the host.
     pub(crate) local_only: bool,
     /// Seconds since 1970 when the server began.
     pub(crate) started: u64,
     /// Tokens of a sequence at most.
     pub(crate) context: usize,
-    /// Tokens that end texts.
-    pub(crate) stop: Vec<u32>,
     pub(crate) api_key: Option<String>,
     pub(crate) request_timeout: Duration,
+}
+
+/// What requests for text share.
+pub(crate) struct App {
+    pub(crate) site: Arc<Site>,
+    pub(crate) worker: Worker,
+    pub(crate) tokenizer: Arc<Tokenizer>,
+    pub(crate) template: Option<ChatTemplate>,
+    pub(crate) grammars: Grammars,
+    /// What its tokens stand for, from the first request on that asks.
+    pub(crate) spelled: OnceLock<Vec<TokenBytes>>,
+    /// Tokens that there are.
+    pub(crate) vocab: usize,
+    /// Tokens that end texts.
+    pub(crate) stop: Vec<u32>,
 }
 
 /// Sizes and times that requests have to keep to.
@@ -70,7 +88,9 @@ impl App {
     pub(crate) fn token_bytes(&self) -> &[TokenBytes] {
         self.spelled.get_or_init(|| self.tokenizer.token_bytes())
     }
+}
 
+impl Site {
     /// An error, without where the model is on this machine.
     pub(crate) fn without_paths(&self, error: &meganeura_core::Error) -> String {
         error.to_string().replace(&*self.path.to_string_lossy(), &self.model)
@@ -84,45 +104,68 @@ pub(crate) fn now() -> u64 {
         .map_or(0, |time| time.as_secs())
 }
 
-pub(crate) fn router(app: Arc<App>, bounds: Bounds) -> Router {
+/// The paths of a model that generates text.
+pub(crate) fn text_router(app: Arc<App>, bounds: Bounds) -> Router {
+    let site = app.site.clone();
     let api = Router::new()
-        .route("/v1/models", get(models))
-        .route("/v1/models/{*id}", get(model))
         .route("/v1/chat/completions", post(chat::handle))
         .route("/v1/completions", post(completions::handle))
-        .route("/v1/embeddings", post(embeddings))
+        .route(
+            "/v1/embeddings",
+            post(|| async { other_kind("generates text and has no embeddings") }),
+        )
+        .with_state(app);
+    router(api, site, bounds).route("/", get(|| async { Html(include_str!("../page.html")) }))
+}
+
+/// The paths of a model that embeds texts.
+pub(crate) fn embedding_router(app: Arc<EmbeddingApp>, bounds: Bounds) -> Router {
+    let site = app.site.clone();
+    let generates_none = || async { other_kind("embeds texts and generates none; ask /v1/embeddings") };
+    let api = Router::new()
+        .route("/v1/embeddings", post(embeddings::handle))
+        .route("/v1/chat/completions", post(generates_none))
+        .route("/v1/completions", post(generates_none))
+        .with_state(app);
+    router(api, site, bounds)
+}
+
+/// What all models have beside their own paths.
+fn router(api: Router, site: Arc<Site>, bounds: Bounds) -> Router {
+    let common = Router::new()
+        .route("/v1/models", get(models))
+        .route("/v1/models/{*id}", get(model))
         .route("/metrics", get(metrics))
-        .layer(middleware::from_fn_with_state(app.clone(), authenticate));
-    Router::new()
-        .merge(api)
-        .route("/", get(|| async { Html(include_str!("../page.html")) }))
-        .route("/health", get(health))
+        .with_state(site.clone());
+    let health = Router::new().route("/health", get(health)).with_state(site.clone());
+    api.merge(common)
+        .layer(middleware::from_fn_with_state(site.clone(), authenticate))
+        .merge(health)
         .fallback(unknown_path)
         .method_not_allowed_fallback(wrong_method)
         .layer(DefaultBodyLimit::max(bounds.body_bytes))
         .layer(RequestBodyTimeoutLayer::new(bounds.body_timeout))
-        .layer(middleware::from_fn_with_state(app.clone(), count))
-        .with_state(app)
+        .layer(middleware::from_fn_with_state(site, count))
 }
 
 /// Counts responses.
-async fn count(State(app): State<Arc<App>>, path: Option<MatchedPath>, request: Request, next: Next) -> Response {
+async fn count(State(site): State<Arc<Site>>, path: Option<MatchedPath>, request: Request, next: Next) -> Response {
     let path = path.map_or_else(|| "other".to_owned(), |path| path.as_str().to_owned());
     let response = next.run(request).await;
     let labels = vec![
         ("path".to_owned(), path),
         ("status".to_owned(), response.status().as_str().to_owned()),
     ];
-    app.metrics.responses.get_or_create(&labels).inc();
+    site.metrics.responses.get_or_create(&labels).inc();
     response
 }
 
-async fn authenticate(State(app): State<Arc<App>>, request: Request, next: Next) -> Result<Response, ApiError> {
-    if app.local_only && !names_this_machine(request.headers()) {
+async fn authenticate(State(site): State<Arc<Site>>, request: Request, next: Next) -> Result<Response, ApiError> {
+    if site.local_only && !names_this_machine(request.headers()) {
         let message = "without an API key only 127.0.0.1, [::1] and localhost may be the host of a request";
         return Err(ApiError::new(StatusCode::FORBIDDEN, message));
     }
-    if let Some(key) = &app.api_key
+    if let Some(key) = &site.api_key
         && !has_key(request.headers(), key)
     {
         let message = "the API key is missing or wrong; send it as `Authorization: Bearer KEY`";
@@ -193,35 +236,33 @@ async fn off_thread<T: Send + 'static>(
     })
 }
 
-fn described(app: &App) -> Value {
+fn described(site: &Site) -> Value {
     json!({
-        "id": app.model,
+        "id": site.model,
         "object": "model",
-        "created": app.started,
+        "created": site.started,
         "owned_by": "meganeura",
-        "max_model_len": app.context,
+        "max_model_len": site.context,
     })
 }
 
-async fn models(State(app): State<Arc<App>>) -> Json<Value> {
-    Json(json!({"object": "list", "data": [described(&app)]}))
+async fn models(State(site): State<Arc<Site>>) -> Json<Value> {
+    Json(json!({"object": "list", "data": [described(&site)]}))
 }
 
-async fn model(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
-    request::check_model(Some(&id), &app.model)?;
-    Ok(Json(described(&app)))
+async fn model(State(site): State<Arc<Site>>, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
+    request::check_model(Some(&id), &site.model)?;
+    Ok(Json(described(&site)))
 }
 
-async fn embeddings() -> ApiError {
-    ApiError::new(
-        StatusCode::NOT_IMPLEMENTED,
-        "the model that is served generates text and has no embeddings",
-    )
+/// What a path says that is for models of another kind.
+fn other_kind(what: &str) -> ApiError {
+    ApiError::new(StatusCode::NOT_IMPLEMENTED, format!("the model that is served {what}"))
 }
 
-async fn health(State(app): State<Arc<App>>) -> Response {
-    let counts = app.worker.counts();
-    let failing = app.worker.is_failing();
+async fn health(State(site): State<Arc<Site>>) -> Response {
+    let counts = site.steps.counts();
+    let failing = site.steps.is_failing();
     let status = if failing {
         StatusCode::SERVICE_UNAVAILABLE
     } else {
@@ -232,16 +273,16 @@ async fn health(State(app): State<Arc<App>>) -> Response {
     (status, Json(body)).into_response()
 }
 
-async fn metrics(State(app): State<Arc<App>>) -> Response {
+async fn metrics(State(site): State<Arc<Site>>) -> Response {
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    ([(header::CONTENT_TYPE, kind)], app.metrics.text(&app.worker)).into_response()
+    ([(header::CONTENT_TYPE, kind)], site.metrics.text(&site.steps.counts())).into_response()
 }
 
 async fn unknown_path(request: Request) -> ApiError {
     ApiError::new(
         StatusCode::NOT_FOUND,
         format!(
-            "there is nothing at {}; there are /v1/chat/completions, /v1/completions, /v1/models, /health and /metrics",
+            "there is nothing at {}; there are /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/models, /health and /metrics",
             request.uri().path()
         ),
     )

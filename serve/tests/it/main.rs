@@ -3,6 +3,7 @@
 mod chat;
 mod client;
 mod completions;
+mod embeddings;
 #[cfg(target_os = "linux")]
 #[path = "../../../tests/common/held.rs"]
 mod held;

@@ -250,7 +250,7 @@ const LLM_LAYERS: &[&[&str]] = &[
     &["tensors"],
     &["adapters", "gguf"],
     &["checkpoint", "config", "chat", "plans"],
-    &["engine", "generator", "hub", "saving", "tokenizer"],
+    &["embedder", "engine", "generator", "hub", "saving", "tokenizer"],
 ];
 
 fn assert_layers(folder: &str, layers: &[&[&str]], at_least: usize) {

@@ -1,0 +1,395 @@
+//! Embeddings of texts by encoders of the BERT family: vectors whose directions are closer the more two texts have in common.
+
+mod config;
+
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
+
+use meganeura_core::backend::{Device, DeviceKind};
+use meganeura_core::config::Config;
+use meganeura_core::{Error, Graph, Result, select};
+use meganeura_nn::models::{ATTENTION_MASK, BertConfig, POOLING_WEIGHTS, TOKENS};
+
+use crate::checkpoint::Checkpoint;
+use crate::plans::{Joined, Plans, StepShape};
+use crate::tokenizer::Tokenizer;
+pub use config::FAMILIES;
+
+/// Rows of the smallest step; others have twice as many as the one before.
+const MIN_ROWS: usize = 16;
+/// Texts of a step on a device whose launches take long beside a text, as GPUs' do.
+const TEXTS: usize = 8;
+
+/// How the rows of a text's tokens become one vector.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Pooling {
+    /// Their mean.
+    #[default]
+    Mean,
+    /// The row of the first token.
+    Cls,
+}
+
+impl FromStr for Pooling {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "mean" => Ok(Pooling::Mean),
+            "cls" => Ok(Pooling::Cls),
+            _ => Err(Error::misuse(
+                format!("there is no pooling '{text}'"),
+                "use mean, or cls for the first token",
+            )),
+        }
+    }
+}
+
+/// An encoder and what becomes of its rows.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EncoderConfig {
+    /// The network.
+    pub network: BertConfig,
+    /// Tokens of a text at most, those that mark its beginning and end included.
+    pub max_tokens: usize,
+    /// How rows become one vector.
+    pub pooling: Pooling,
+    /// Whether vectors have the length 1.
+    pub normalize: bool,
+    /// Whether tensors have DistilBERT's names.
+    is_distilled: bool,
+}
+
+impl EncoderConfig {
+    /// Whether the `config.json` of a folder is one of a [family](FAMILIES) of encoders. `false` where it cannot be read.
+    pub fn is_one(folder: &Path) -> bool {
+        let text = crate::files::read_text(&folder.join("config.json")).unwrap_or_default();
+        let json: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
+        json["model_type"]
+            .as_str()
+            .is_some_and(|family| FAMILIES.contains(&family))
+    }
+}
+
+/// Choices of [`Embedder::open`].
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct EmbedderOptions {
+    /// Device selector; overrides environment and configuration file.
+    pub device: Option<String>,
+    /// Another pooling than the model's.
+    pub pooling: Option<Pooling>,
+    /// Whether vectors have the length 1; as the model says if `None`.
+    pub normalize: Option<bool>,
+    /// Whether texts of more tokens than the model takes lose those in the middle, instead of being refused.
+    pub truncate: bool,
+    /// Folder that keeps plans from one start to the next.
+    pub plans: Option<PathBuf>,
+}
+
+/// A step: so many texts of so many tokens each, with padding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Batch {
+    texts: usize,
+    rows: usize,
+}
+
+impl StepShape for Batch {
+    type Network = BertConfig;
+
+    fn name(&self) -> String {
+        format!("{}x{}", self.texts, self.rows)
+    }
+
+    fn file(&self, _: &BertConfig) -> String {
+        format!("embed-{}", self.name())
+    }
+
+    fn graph(&self, network: &BertConfig) -> Graph {
+        network.embedding_graph(self.texts, self.rows)
+    }
+}
+
+/// Makes tokens of texts as an [`Embedder`] takes them.
+#[derive(Clone, Debug)]
+pub struct TextEncoder {
+    tokenizer: Tokenizer,
+    max_tokens: usize,
+    truncate: bool,
+}
+
+impl TextEncoder {
+    /// The tokens of a text with those that mark its beginning and end, at most as many as the model takes.
+    ///
+    /// # Errors
+    /// [`Error::InvalidUse`]: a text of more tokens, if such are not truncated; what the tokenizer says.
+    pub fn tokens(&self, text: &str) -> Result<Vec<u32>> {
+        let mut tokens = self.tokenizer.encode(text)?;
+        let (count, most) = (tokens.len(), self.max_tokens);
+        if count > most {
+            if !self.truncate {
+                return Err(Error::misuse(
+                    format!("the text has {count} tokens, and the model takes {most}"),
+                    "shorten it, embed its parts, or have long texts truncated",
+                ));
+            }
+            // The mark of the end stays.
+            tokens.drain(most.saturating_sub(1)..count - 1);
+        }
+        Ok(tokens)
+    }
+
+    /// The tokenizer.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+}
+
+/// An encoder with its tokenizer.
+///
+/// ```no_run
+/// use meganeura_llm::{Embedder, EmbedderOptions};
+///
+/// # fn main() -> meganeura_core::Result<()> {
+/// let folder = std::path::Path::new("all-MiniLM-L6-v2");
+/// let mut embedder = Embedder::open(folder, EmbedderOptions::default())?;
+/// let vectors = embedder.embed(&["A cat sat on the mat.", "There was a cat on a rug."])?;
+/// let similarity: f32 = vectors[0].iter().zip(&vectors[1]).map(|(a, b)| a * b).sum();
+/// # Ok(())
+/// # }
+/// ```
+pub struct Embedder {
+    config: EncoderConfig,
+    texts_to_tokens: TextEncoder,
+    checkpoint: Checkpoint,
+    plans: Plans<Batch>,
+    selector: String,
+    /// Texts of a step.
+    texts: usize,
+    active: Option<Joined<Batch>>,
+}
+
+impl Embedder {
+    /// Opens the encoder in a folder: `config.json`, safetensors files and `tokenizer.json`, and what sentence-transformers puts
+    /// beside them ([`EncoderConfig::open`]).
+    ///
+    /// # Errors
+    /// What [`EncoderConfig::open`], [`Checkpoint::open`] and [`Tokenizer::open`] find; a device that cannot be selected; weights
+    /// or a tokenizer of another model.
+    pub fn open(folder: &Path, options: EmbedderOptions) -> Result<Self> {
+        let settings = Config::load()?;
+        let selected = select::select(options.device.as_deref(), &settings)?;
+        let mut embedder = Embedder::on(selected.open(&settings)?, folder, &options)?;
+        embedder.plans.rewrite = settings.rewrite;
+        embedder.texts = match selected.info.kind {
+            DeviceKind::Cpu | DeviceKind::Software => 1,
+            _ => TEXTS,
+        };
+        embedder.selector = selected.selector;
+        Ok(embedder)
+    }
+
+    /// An embedder on a device that is open already; the options' device is not looked at. It makes steps of one text.
+    ///
+    /// # Errors
+    /// As [`Embedder::open`].
+    pub fn on(device: Arc<dyn Device>, folder: &Path, options: &EmbedderOptions) -> Result<Self> {
+        let mut config = EncoderConfig::open(folder)?;
+        config.pooling = options.pooling.unwrap_or(config.pooling);
+        config.normalize = options.normalize.unwrap_or(config.normalize);
+        let tokenizer = Tokenizer::open(folder)?;
+        let is_distilled = config.is_distilled;
+        let checkpoint = Checkpoint::open(folder)?.renamed(|name| config::parameter_name(name, is_distilled));
+        checkpoint.check_layers(config.network.layers)?;
+        checkpoint.check_graph(&config.network.embedding_graph(1, 1))?;
+        let (own, vocab) = (tokenizer.vocab(), config.network.vocab);
+        if own > vocab {
+            return Err(Error::misuse(
+                format!("the tokenizer has {own} tokens, the model only {vocab}"),
+                "use the tokenizer.json that belongs to the model",
+            ));
+        }
+        Ok(Embedder {
+            selector: device.capabilities().name.clone(),
+            plans: Plans::new(device, options.plans.clone()),
+            texts_to_tokens: TextEncoder {
+                tokenizer,
+                max_tokens: config.max_tokens,
+                truncate: options.truncate,
+            },
+            config,
+            checkpoint,
+            texts: 1,
+            active: None,
+        })
+    }
+
+    /// Sets the number of texts of a step, at least one. More take less time each on devices whose launches take long beside a text.
+    #[must_use]
+    pub fn texts_per_step(mut self, texts: usize) -> Self {
+        self.texts = texts.max(1);
+        self.active = None;
+        self
+    }
+
+    /// The encoder.
+    pub fn config(&self) -> &EncoderConfig {
+        &self.config
+    }
+
+    /// What makes tokens of its texts.
+    pub fn text_encoder(&self) -> &TextEncoder {
+        &self.texts_to_tokens
+    }
+
+    /// The string that selects its device.
+    pub fn device(&self) -> &str {
+        &self.selector
+    }
+
+    /// Numbers of an embedding.
+    pub fn dim(&self) -> usize {
+        self.config.network.dim
+    }
+
+    /// The embeddings of texts, `dim` numbers each.
+    ///
+    /// # Errors
+    /// As [`TextEncoder::tokens`] and [`Embedder::embed_tokens`].
+    pub fn embed(&mut self, texts: &[impl AsRef<str>]) -> Result<Vec<Vec<f32>>> {
+        let encoder = &self.texts_to_tokens;
+        let tokens: Vec<Vec<u32>> = texts
+            .iter()
+            .map(|text| encoder.tokens(text.as_ref()))
+            .collect::<Result<_>>()?;
+        self.embed_tokens(&tokens)
+    }
+
+    /// The embeddings of texts that are tokens already. Texts of about the same length share a step, whatever their order.
+    ///
+    /// # Errors
+    /// [`Error::InvalidUse`]: a text without tokens, of too many, or with one that the model does not have; a step that fails.
+    pub fn embed_tokens(&mut self, texts: &[Vec<u32>]) -> Result<Vec<Vec<f32>>> {
+        let (most, vocab) = (self.config.max_tokens, self.config.network.vocab);
+        for tokens in texts {
+            if tokens.is_empty() || tokens.len() > most {
+                return Err(Error::misuse(
+                    format!("a text of {} tokens", tokens.len()),
+                    format!("the model takes from 1 to {most}"),
+                ));
+            }
+            if let Some(token) = tokens.iter().find(|&&token| token as usize >= vocab) {
+                return Err(Error::misuse(
+                    format!("token {token} is not in the model's vocabulary of {vocab}"),
+                    "use the model's own tokenizer",
+                ));
+            }
+        }
+        let mut order: Vec<usize> = (0..texts.len()).collect();
+        order.sort_by_key(|&i| texts[i].len());
+        let mut found = vec![Vec::new(); texts.len()];
+        for together in order.chunks(self.texts) {
+            let longest = together.iter().map(|&i| texts[i].len()).max().unwrap_or(0);
+            let batch: Vec<&[u32]> = together.iter().map(|&i| &*texts[i]).collect();
+            let numbers = self.step(&batch, longest)?;
+            for (&i, vector) in together.iter().zip(numbers.chunks_exact(self.config.network.dim)) {
+                found[i] = self.finished(vector);
+            }
+        }
+        Ok(found)
+    }
+
+    /// Makes the session with steps of all lengths, so that no text has to wait for one.
+    ///
+    /// # Errors
+    /// A plan that cannot be made, or a device without the memory.
+    pub fn prepare(&mut self) -> Result<()> {
+        let mut shapes = vec![self.batch(1)];
+        while let Some(last) = shapes.last().filter(|last| last.rows < self.config.max_tokens) {
+            shapes.push(self.batch(last.rows + 1));
+        }
+        self.need(&shapes)
+    }
+
+    /// The step for texts of so many tokens.
+    fn batch(&self, tokens: usize) -> Batch {
+        let rows = tokens.next_power_of_two().max(MIN_ROWS).min(self.config.max_tokens);
+        Batch {
+            texts: self.texts,
+            rows,
+        }
+    }
+
+    /// Sees to it that the session makes steps of these shapes.
+    fn need(&mut self, shapes: &[Batch]) -> Result<()> {
+        let mut all: Vec<Batch> = self.active.iter().flat_map(|a| &a.steps).map(|s| s.shape).collect();
+        let known = all.len();
+        for shape in shapes {
+            if !all.contains(shape) {
+                all.push(*shape);
+            }
+        }
+        if all.len() > known {
+            // It is gone before the other one takes its memory.
+            self.active = None;
+            let mut joined = self.plans.session(&self.config.network, &all)?;
+            self.checkpoint.load_into(&mut joined.session)?;
+            self.active = Some(joined);
+        }
+        Ok(())
+    }
+
+    /// One step: the sums of the rows of each text.
+    fn step(&mut self, texts: &[&[u32]], longest: usize) -> Result<Vec<f32>> {
+        let shape = self.batch(longest);
+        let Batch { texts: room, rows } = shape;
+        let mut tokens = vec![0u32; room * rows];
+        let mut mask = vec![0u32; room * rows];
+        let mut weights = vec![0.0f32; room * rows];
+        for (i, text) in texts.iter().enumerate() {
+            let own = i * rows..i * rows + text.len();
+            tokens[own.clone()].copy_from_slice(text);
+            mask[own.clone()].fill(1);
+            match self.config.pooling {
+                Pooling::Mean => weights[own].fill(1.0 / text.len() as f32),
+                Pooling::Cls => weights[own.start] = 1.0,
+            }
+        }
+        self.need(&[shape])?;
+        let Some(Joined { session, steps }) = &mut self.active else {
+            return Err(Error::misuse("there is no session", ""));
+        };
+        let step = steps.iter().find(|step| step.shape == shape);
+        let step = step.ok_or_else(|| Error::misuse("the session has no such step", ""))?;
+        session.try_set_input_u32(&step.input(TOKENS), &tokens)?;
+        session.try_set_input_u32(&step.input(ATTENTION_MASK), &mask)?;
+        session.try_set_input(&step.input(POOLING_WEIGHTS), &weights)?;
+        step.run(session)?;
+        step.read(session, texts.len() * self.config.network.dim)
+    }
+
+    /// A vector as it is given away.
+    fn finished(&self, vector: &[f32]) -> Vec<f32> {
+        /// Below this, as in PyTorch's `normalize`, a vector keeps its direction only.
+        const SMALLEST: f64 = 1e-12;
+        if !self.config.normalize {
+            return vector.to_vec();
+        }
+        let length = vector
+            .iter()
+            .map(|&x| f64::from(x) * f64::from(x))
+            .sum::<f64>()
+            .sqrt()
+            .max(SMALLEST);
+        vector.iter().map(|&x| (f64::from(x) / length) as f32).collect()
+    }
+}
+
+impl std::fmt::Debug for Embedder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Embedder")
+            .field("config", &self.config)
+            .field("device", &self.selector)
+            .finish_non_exhaustive()
+    }
+}

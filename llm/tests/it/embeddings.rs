@@ -1,0 +1,241 @@
+//! Encoders of every family against what Hugging Face's transformers makes of them.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use meganeura_core::backend::Device;
+use meganeura_cpu::CpuDevice;
+use meganeura_llm::{Embedder, EmbedderOptions, EncoderConfig, Pooling};
+use serde_json::Value;
+
+const MODELS: [&str; 3] = ["bert", "roberta", "distilbert"];
+/// Of the largest number.
+const TOLERANCE: f64 = 1e-5;
+
+fn folder(model: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../tests/fixtures/embeddings")
+        .join(model)
+}
+
+fn expected(model: &str) -> Value {
+    let text = std::fs::read_to_string(folder(model).join("expected.json")).expect("a fixture");
+    serde_json::from_str(&text).expect("json")
+}
+
+fn texts(expected: &Value) -> Vec<String> {
+    let list = expected["texts"].as_array().expect("texts").iter();
+    list.map(|text| text.as_str().expect("a text").to_owned()).collect()
+}
+
+fn vectors(value: &Value) -> Vec<Vec<f64>> {
+    let numbers = |row: &Value| {
+        let row = row.as_array().expect("a vector").iter();
+        row.map(|x| x.as_f64().expect("a number")).collect()
+    };
+    value.as_array().expect("vectors").iter().map(numbers).collect()
+}
+
+fn device() -> Arc<dyn Device> {
+    Arc::new(CpuDevice::new(2))
+}
+
+fn open(model: &str, options: &EmbedderOptions) -> Embedder {
+    Embedder::on(device(), &folder(model), options).expect("an encoder")
+}
+
+fn length(vector: &[f64]) -> f64 {
+    vector.iter().map(|x| x * x).sum::<f64>().sqrt()
+}
+
+fn assert_close(found: &[f32], wanted: &[f64], what: &str) {
+    assert_eq!(found.len(), wanted.len(), "{what}");
+    let size = wanted.iter().fold(0.0f64, |most, x| most.max(x.abs()));
+    for (i, (&found, &wanted)) in found.iter().zip(wanted).enumerate() {
+        let off = (f64::from(found) - wanted).abs();
+        assert!(off <= TOLERANCE * size, "{what}, number {i}: {found}, not {wanted}");
+    }
+}
+
+#[test]
+fn embeddings_are_those_of_transformers() {
+    for model in MODELS {
+        let expected = expected(model);
+        let texts = texts(&expected);
+        for (pooling, name) in [(Pooling::Mean, "mean"), (Pooling::Cls, "cls")] {
+            let options = EmbedderOptions {
+                pooling: Some(pooling),
+                normalize: Some(false),
+                ..EmbedderOptions::default()
+            };
+            // Texts of a step are padded to the longest one, and some places stay empty.
+            for texts_per_step in [1, 3] {
+                let mut embedder = open(model, &options).texts_per_step(texts_per_step);
+                let found = embedder.embed(&texts).expect("embeddings");
+                let wanted = vectors(&expected[name]);
+                assert_eq!(found.len(), wanted.len());
+                for (i, (found, wanted)) in found.iter().zip(&wanted).enumerate() {
+                    assert_close(
+                        found,
+                        wanted,
+                        &format!("{model}, {name}, text {i}, {texts_per_step} a step"),
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn tokens_are_those_of_transformers() {
+    for model in MODELS {
+        let expected = expected(model);
+        let embedder = open(model, &EmbedderOptions::default());
+        for (text, ids) in texts(&expected)
+            .iter()
+            .zip(expected["tokens"].as_array().expect("tokens"))
+        {
+            let wanted: Vec<u64> = ids.as_array().expect("ids").iter().filter_map(Value::as_u64).collect();
+            let found: Vec<u64> = embedder
+                .text_encoder()
+                .tokens(text)
+                .expect("tokens")
+                .into_iter()
+                .map(u64::from)
+                .collect();
+            assert_eq!(found, wanted, "{model}: {text:?}");
+        }
+    }
+}
+
+#[test]
+fn modules_of_sentence_transformers_decide() {
+    let of = |model: &str| EncoderConfig::open(&folder(model)).expect("a configuration");
+    let bert = of("bert");
+    assert_eq!(
+        (bert.pooling, bert.normalize, bert.max_tokens),
+        (Pooling::Mean, true, 60)
+    );
+    let roberta = of("roberta");
+    assert_eq!(
+        (roberta.pooling, roberta.normalize, roberta.max_tokens),
+        (Pooling::Cls, false, 60)
+    );
+    // Nothing is said there.
+    let distilled = of("distilbert");
+    assert_eq!(
+        (distilled.pooling, distilled.normalize, distilled.max_tokens),
+        (Pooling::Mean, true, 64)
+    );
+
+    let expected = expected("bert");
+    let found = open("bert", &EmbedderOptions::default())
+        .embed(&texts(&expected))
+        .expect("embeddings");
+    for (found, wanted) in found.iter().zip(vectors(&expected["mean"])) {
+        let length = length(&wanted);
+        let wanted: Vec<f64> = wanted.iter().map(|x| x / length).collect();
+        assert_close(found, &wanted, "normalized");
+    }
+}
+
+#[test]
+fn order_and_company_do_not_matter() {
+    let texts = texts(&expected("bert"));
+    let mut embedder = open("bert", &EmbedderOptions::default()).texts_per_step(2);
+    let together = embedder.embed(&texts).expect("embeddings");
+    let turned: Vec<&String> = texts.iter().rev().collect();
+    let mut backwards = embedder.embed(&turned).expect("embeddings");
+    backwards.reverse();
+    for (i, text) in texts.iter().enumerate() {
+        let alone = embedder.embed(std::slice::from_ref(text)).expect("an embedding");
+        let alone: Vec<f64> = alone[0].iter().map(|&x| f64::from(x)).collect();
+        assert_close(&together[i], &alone, text);
+        assert_close(&backwards[i], &alone, text);
+    }
+    assert!(embedder.embed(&[] as &[&str]).expect("none").is_empty());
+}
+
+#[test]
+fn long_texts_are_refused_or_truncated() {
+    let long = "down ".repeat(200);
+    let mut embedder = open("bert", &EmbedderOptions::default());
+    let error = embedder.embed(&[&long]).expect_err("too long").to_string();
+    assert!(error.contains("the model takes 60"), "{error}");
+    let options = EmbedderOptions {
+        truncate: true,
+        ..EmbedderOptions::default()
+    };
+    let mut embedder = open("bert", &options);
+    let tokens = embedder.text_encoder().tokens(&long).expect("tokens");
+    let whole = embedder.text_encoder().tokenizer().encode(&long).expect("tokens");
+    assert_eq!(tokens.len(), 60);
+    assert_eq!(tokens[..59], whole[..59], "the beginning");
+    assert_eq!(tokens.last(), whole.last(), "the mark of the end");
+    assert_eq!(embedder.embed(&[&long]).expect("an embedding")[0].len(), embedder.dim());
+}
+
+#[test]
+fn wrong_tokens_are_named() {
+    let mut embedder = open("bert", &EmbedderOptions::default());
+    for (tokens, said) in [
+        (vec![], "a text of 0 tokens"),
+        (vec![2; 61], "a text of 61 tokens"),
+        (vec![2, 300], "token 300 is not in the model's vocabulary of 300"),
+    ] {
+        let error = embedder
+            .embed_tokens(&[vec![2, 3], tokens])
+            .expect_err(said)
+            .to_string();
+        assert!(error.contains(said), "{error:?} lacks {said:?}");
+    }
+    assert!(embedder.embed_tokens(&[vec![2, 3]]).is_ok(), "nothing is lost");
+}
+
+#[test]
+fn folders_that_are_no_encoder_are_refused() {
+    let refused = |change: &dyn Fn(&Path)| {
+        let copy = tempfile::tempdir().expect("a folder");
+        for file in std::fs::read_dir(folder("bert")).expect("a fixture").flatten() {
+            let to = copy.path().join(file.file_name());
+            if file.path().is_dir() {
+                std::fs::create_dir(&to).expect("a folder");
+                std::fs::copy(file.path().join("config.json"), to.join("config.json")).expect("a copy");
+            } else {
+                std::fs::copy(file.path(), to).expect("a copy");
+            }
+        }
+        change(copy.path());
+        let error = Embedder::on(device(), copy.path(), &EmbedderOptions::default());
+        error.expect_err("an error").to_string()
+    };
+    let edit = |file: &'static str, from: &'static str, to: &'static str| {
+        move |folder: &Path| {
+            let path = folder.join(file);
+            let text = std::fs::read_to_string(&path).expect("a file");
+            assert!(text.contains(from), "{text}");
+            std::fs::write(&path, text.replace(from, to)).expect("written");
+        }
+    };
+    let error = refused(&edit("modules.json", "models.Normalize", "models.Dense"));
+    assert!(error.contains("a module 'Dense' behind the encoder"), "{error}");
+    let error = refused(&edit("modules.json", "1_Pooling", "../1_Pooling"));
+    assert!(error.contains("which is in another folder"), "{error}");
+    let error = refused(&edit("config.json", "\"hidden_size\": 24", "\"hidden_size\": 27"));
+    assert!(error.contains("mis-shaped"), "{error}");
+    let error = refused(&edit("config.json", "hidden_layers\": 2", "hidden_layers\": 3"));
+    assert!(error.contains("encoder.layer.2.attention.self.query.weight"), "{error}");
+    let error = refused(&edit(
+        "config.json",
+        "hidden_layers\": 2",
+        "hidden_layers\": 2000000000",
+    ));
+    assert!(error.contains("too few for the 2000000000 layers"), "{error}");
+    let error = refused(&edit("config.json", "vocab_size\": 300", "vocab_size\": 299"));
+    assert!(
+        error.contains("mis-shaped") || error.contains("the model only 299"),
+        "{error}"
+    );
+    let error = refused(&|folder| std::fs::remove_file(folder.join("tokenizer.json")).expect("removed"));
+    assert!(error.contains("tokenizer.json"), "{error}");
+}

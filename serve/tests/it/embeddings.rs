@@ -1,0 +1,221 @@
+//! `/v1/embeddings`, against what transformers makes of the same encoder.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use meganeura_llm::EmbedderOptions;
+use meganeura_serve::ServerOptions;
+use serde_json::{Value, json};
+
+use crate::client::{Running, options};
+
+fn encoder(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../tests/fixtures/embeddings")
+        .join(name)
+}
+
+fn of(name: &str) -> ServerOptions {
+    ServerOptions {
+        model: encoder(name),
+        embedder: EmbedderOptions {
+            device: Some("cpu".into()),
+            ..EmbedderOptions::default()
+        },
+        ..options()
+    }
+}
+
+fn expected(name: &str) -> Value {
+    let text = std::fs::read_to_string(encoder(name).join("expected.json")).expect("a fixture");
+    serde_json::from_str(&text).expect("json")
+}
+
+fn numbers(value: &Value) -> Vec<f64> {
+    let list = value.as_array().expect("a vector").iter();
+    list.map(|x| x.as_f64().expect("a number")).collect()
+}
+
+fn normalized(vector: &[f64]) -> Vec<f64> {
+    let length = vector.iter().map(|x| x * x).sum::<f64>().sqrt();
+    vector.iter().map(|x| x / length).collect()
+}
+
+fn assert_close(found: &[f64], wanted: &[f64]) {
+    assert_eq!(found.len(), wanted.len());
+    for (found, wanted) in found.iter().zip(wanted) {
+        assert!((found - wanted).abs() < 1e-5, "{found}, not {wanted}");
+    }
+}
+
+#[test]
+fn vectors_are_those_of_transformers_from_texts_and_tokens() {
+    let server = Running::with(of("bert"));
+    let expected = expected("bert");
+    for input in [&expected["texts"], &expected["tokens"]] {
+        let response = server.post("/v1/embeddings", &json!({"model": "bert", "input": input}));
+        assert_eq!(response.status, 200, "{}", response.body);
+        let value = response.json();
+        assert_eq!((&value["object"], &value["model"]), (&json!("list"), &json!("bert")));
+        assert_eq!(value["usage"], json!({"prompt_tokens": 59, "total_tokens": 59}));
+        let data = value["data"].as_array().expect("data");
+        let wanted = expected["mean"].as_array().expect("vectors");
+        assert_eq!(data.len(), wanted.len());
+        for (i, (found, wanted)) in data.iter().zip(wanted).enumerate() {
+            assert_eq!(
+                (&found["object"], found["index"].as_u64()),
+                (&json!("embedding"), Some(i as u64))
+            );
+            assert_close(&numbers(&found["embedding"]), &normalized(&numbers(wanted)));
+        }
+    }
+    // One text, and one list of tokens.
+    for input in [&expected["texts"][0], &expected["tokens"][0]] {
+        let value = server.post("/v1/embeddings", &json!({ "input": input })).json();
+        assert_close(
+            &numbers(&value["data"][0]["embedding"]),
+            &normalized(&numbers(&expected["mean"][0])),
+        );
+    }
+    server.end().expect("it ends");
+}
+
+#[test]
+fn forms_of_vectors() {
+    let server = Running::with(of("bert"));
+    let expected = normalized(&numbers(&expected("bert")["mean"][1]));
+    let ask = |more: Value| {
+        let mut body = json!({"input": "Rabbit"});
+        for (name, value) in more.as_object().expect("fields") {
+            body[name] = value.clone();
+        }
+        server.post("/v1/embeddings", &body)
+    };
+    let base64 = ask(json!({"encoding_format": "base64"})).json();
+    let text = base64["data"][0]["embedding"].as_str().expect("text").to_owned();
+    // 24 numbers of four bytes, in groups of three.
+    assert_eq!(text.len(), 128);
+    let digit = |c: u8| {
+        let alphabet = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+        alphabet.iter().position(|&a| a == c).expect("a digit") as u32
+    };
+    let bytes: Vec<u8> = text
+        .as_bytes()
+        .chunks_exact(4)
+        .flat_map(|four| {
+            let bits = four.iter().fold(0, |bits, &c| bits << 6 | digit(c));
+            bits.to_be_bytes()[1..].to_vec()
+        })
+        .collect();
+    let found: Vec<f64> = bytes
+        .chunks_exact(4)
+        .map(|word| f64::from(f32::from_le_bytes([word[0], word[1], word[2], word[3]])))
+        .collect();
+    assert_close(&found, &expected);
+
+    let first = ask(json!({"dimensions": 8})).json();
+    assert_close(&numbers(&first["data"][0]["embedding"]), &normalized(&expected[..8]));
+
+    for (more, field) in [
+        (json!({"encoding_format": "hex"}), "encoding_format"),
+        (json!({"dimensions": 0}), "dimensions"),
+        (json!({"dimensions": 25}), "dimensions"),
+        (json!({"input": []}), "input"),
+        (json!({"input": [[]]}), "input"),
+        (json!({"input": [[300]]}), "input"),
+        (json!({"input": "down ".repeat(100)}), "input"),
+        (json!({"input": vec!["a"; 2049]}), "input"),
+        (json!({"model": "other"}), "model"),
+    ] {
+        let response = ask(more.clone());
+        assert!((400..500).contains(&response.status), "{more}: {}", response.body);
+        assert_eq!(response.json()["error"]["param"], field, "{more}: {}", response.body);
+    }
+    let response = server.post("/v1/embeddings", &json!({"input": 5}));
+    assert_eq!(response.status, 400, "{}", response.body);
+    server.end().expect("it ends");
+}
+
+#[test]
+fn many_at_once_get_their_own() {
+    let server = Running::with(of("roberta"));
+    let expected = expected("roberta");
+    let texts = expected["texts"].as_array().expect("texts");
+    std::thread::scope(|scope| {
+        for worker in 0..6 {
+            let (server, expected) = (&server, &expected);
+            scope.spawn(move || {
+                for round in 0..5 {
+                    // Long and short ones, beside each other.
+                    let picked: Vec<usize> = (0..40).map(|i| (i * (worker + 1) + round) % texts.len()).collect();
+                    let input: Vec<&Value> = picked.iter().map(|&i| &texts[i]).collect();
+                    let value = server.post("/v1/embeddings", &json!({ "input": input })).json();
+                    for (found, &i) in value["data"].as_array().expect("data").iter().zip(&picked) {
+                        // This model's vectors keep their length.
+                        let (found, wanted) = (numbers(&found["embedding"]), numbers(&expected["cls"][i]));
+                        let size = wanted.iter().fold(1.0f64, |most, x| most.max(x.abs()));
+                        let scaled = |vector: &[f64]| -> Vec<f64> { vector.iter().map(|x| x / size).collect() };
+                        assert_close(&scaled(&found), &scaled(&wanted));
+                    }
+                }
+            });
+        }
+    });
+    let metrics = server.get("/metrics").body;
+    assert!(metrics.contains("meganeura_steps"), "{metrics}");
+    server.end().expect("it ends");
+}
+
+#[test]
+fn other_paths_say_what_the_model_is_for() {
+    let server = Running::with(of("bert"));
+    for path in ["/v1/chat/completions", "/v1/completions"] {
+        let response = server.post(path, &json!({"prompt": "a", "messages": []}));
+        assert_eq!(response.status, 501, "{}", response.body);
+        assert!(response.body.contains("ask /v1/embeddings"), "{}", response.body);
+    }
+    let models = server.get("/v1/models").json();
+    assert_eq!(
+        (&models["data"][0]["id"], &models["data"][0]["max_model_len"]),
+        (&json!("bert"), &json!(60))
+    );
+    assert_eq!(server.get("/health").json()["status"], "ok");
+    server.end().expect("it ends");
+}
+
+#[test]
+fn a_full_queue_and_a_short_time() {
+    let body = json!({"input": vec!["Down, down, down. Would the fall never come to an end?"; 2000]});
+    let server = Running::with(ServerOptions {
+        request_timeout: Duration::from_millis(1),
+        ..of("bert")
+    });
+    let response = server.post("/v1/embeddings", &body);
+    assert_eq!(response.status, 504, "{}", response.body);
+    server.end().expect("it ends");
+
+    let server = Running::with(ServerOptions { queue: 1, ..of("bert") });
+    let statuses: Vec<u16> = std::thread::scope(|scope| {
+        let asked: Vec<_> = (0..6)
+            .map(|_| scope.spawn(|| server.post("/v1/embeddings", &body).status))
+            .collect();
+        asked.into_iter().map(|asked| asked.join().expect("no panic")).collect()
+    });
+    assert!(statuses.contains(&200) && statuses.contains(&429), "{statuses:?}");
+    assert!(
+        statuses.iter().all(|status| [200, 429].contains(status)),
+        "{statuses:?}"
+    );
+    server.end().expect("it ends");
+}
+
+#[test]
+fn options_of_text_models_are_refused() {
+    let mut options = of("bert");
+    options.engine.weights = Some(meganeura_llm::WeightStorage::Q8);
+    let error = meganeura_serve::Server::bind(options)
+        .err()
+        .expect("refused")
+        .to_string();
+    assert!(error.contains("encoders have their own weights"), "{error}");
+}
