@@ -2,6 +2,7 @@
 
 mod attention;
 mod attributes;
+mod capped_attention;
 #[path = "../common/mod.rs"]
 mod common;
 mod communicators;
