@@ -47,7 +47,7 @@ pub mod tokenizer;
 pub use adapters::Adapters;
 pub use chat::{ChatTemplate, Message};
 pub use checkpoint::Checkpoint;
-pub use config::ModelConfig;
+pub use config::{ModelConfig, Projections};
 pub use engine::{Engine, EngineOptions};
 pub use generator::{Generation, Generator, GeneratorOptions, Request, Speed};
 pub use meganeura_nn::layers::WeightStorage;

@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod engine;
+mod families;
 mod finetuning;
 mod gguf;
 #[path = "../../../tests/common/one_token.rs"]

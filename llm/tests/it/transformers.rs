@@ -18,7 +18,22 @@ use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 
-pub(crate) const MODELS: [&str; 6] = ["llama", "llama_sharded", "llama_linear", "mistral", "qwen2", "qwen3"];
+pub(crate) const MODELS: [&str; 14] = [
+    "llama",
+    "llama_sharded",
+    "llama_linear",
+    "mistral",
+    "qwen2",
+    "qwen2_window",
+    "qwen3",
+    "gemma2",
+    "gemma3",
+    "phi3",
+    "phi3_partial",
+    "smollm3",
+    "olmo2",
+    "granite",
+];
 /// Of the largest logit.
 const TOLERANCE: f32 = 1e-4;
 
@@ -154,7 +169,16 @@ fn rounded(model: &str, weights: WeightStorage) -> tempfile::TempDir {
 
 #[test]
 fn packed_weights_are_the_rounded_numbers() {
-    for model in ["llama", "llama_linear", "mistral", "qwen2", "qwen3"] {
+    for model in [
+        "llama",
+        "llama_linear",
+        "mistral",
+        "qwen2",
+        "qwen3",
+        "gemma3",
+        "phi3",
+        "olmo2",
+    ] {
         let prompt = ids(&expected(model)["prompt_ids"]);
         for weights in [WeightStorage::F16, WeightStorage::Q8, WeightStorage::Q4] {
             let folder = rounded(model, weights);

@@ -64,7 +64,7 @@ pub use lora::{LORA_LAYERS, LoraConfig, LoraTargets};
 pub use position_embedding::PositionEmbedding;
 pub use recurrent::{Gru, GruStates, Lstm, LstmStates, RecurrentConfig, Rnn, RnnActivation, RnnStates};
 pub use rms_norm::RmsNorm;
-pub use self_attention::{PagedRows, SelfAttention, SelfAttentionConfig, WithKv};
+pub use self_attention::{PagedRows, QkNorm, SelfAttention, SelfAttentionConfig, WithKv};
 pub use stored::WeightStorage;
 
 use meganeura_core::{Graph, NodeId};
@@ -147,6 +147,17 @@ pub(crate) fn check_heads(
         ));
     }
     Ok(())
+}
+
+/// Features of a head that are rotated.
+pub(crate) fn check_rotary_dim(rotated: usize, head_dim: usize) -> Result<(), Fault> {
+    match rotated > 0 && rotated <= head_dim && rotated.is_multiple_of(2) {
+        true => Ok(()),
+        false => Err((
+            format!("rotary_dim is {rotated} of {head_dim} features of a head"),
+            "the rotary embedding turns pairs of features: an even number from 2 to those of a head",
+        )),
+    }
 }
 
 /// Rejects the graph when one of a layer's sizes is 0: it would compute nothing. Returns the poisoned node

@@ -5,9 +5,22 @@ use meganeura_core::ops::{AttentionOptions, RopeScaling};
 use meganeura_core::{DType, Graph, Init, NodeId};
 
 use super::{
-    Fault, Linear, LinearConfig, LoraConfig, RmsNorm, WeightStorage, check_eps, check_heads, check_theta, reject,
-    scoped,
+    Fault, Linear, LinearConfig, LoraConfig, RmsNorm, WeightStorage, check_eps, check_heads, check_rotary_dim,
+    check_theta, reject, scoped,
 };
+
+/// Norms of queries and keys.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum QkNorm {
+    /// None.
+    #[default]
+    None,
+    /// Of each head, with weights `[head_dim]` that all heads share (Qwen3, Gemma 3).
+    PerHead,
+    /// Of the features of all heads together, with weights `[heads * head_dim]` of queries and `[kv_heads * head_dim]` of
+    /// keys (OLMo 2).
+    AllHeads,
+}
 
 /// Options of a [`SelfAttention`] layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -21,9 +34,15 @@ pub struct SelfAttentionConfig {
     bias: [bool; 2],
     causal: bool,
     window: Option<u32>,
+    scale: Option<f32>,
+    softcap: Option<f32>,
     rope: Option<f32>,
     scaling: RopeScaling,
-    head_norm: Option<f32>,
+    /// All features of a head if not given.
+    rotary_dim: Option<usize>,
+    qk_norm: QkNorm,
+    eps: f32,
+    zero_centered_norms: bool,
     lora: Option<LoraConfig>,
     storage: WeightStorage,
 }
@@ -40,9 +59,14 @@ impl SelfAttentionConfig {
             bias: [false; 2],
             causal: false,
             window: None,
+            scale: None,
+            softcap: None,
             rope: None,
             scaling: RopeScaling::None,
-            head_norm: None,
+            rotary_dim: None,
+            qk_norm: QkNorm::None,
+            eps: 1e-6,
+            zero_centered_norms: false,
             lora: None,
             storage: WeightStorage::F32,
         }
@@ -104,11 +128,47 @@ impl SelfAttentionConfig {
         self
     }
 
+    /// Rotates only the first features of each head, an even number; the others stay as they are
+    /// (`partial_rotary_factor`; GPT-NeoX, Black et al., 2022).
+    #[must_use]
+    pub fn rotary_dim(mut self, rotary_dim: usize) -> Self {
+        self.rotary_dim = Some(rotary_dim);
+        self
+    }
+
     /// A root-mean-square norm of each head of queries and keys, before their rotation, with this number added to the
     /// mean square (query-key normalisation; Henry et al., 2020).
     #[must_use]
-    pub fn head_norm(mut self, eps: f32) -> Self {
-        self.head_norm = Some(eps);
+    pub fn head_norm(self, eps: f32) -> Self {
+        self.qk_norm(QkNorm::PerHead, eps)
+    }
+
+    /// Root-mean-square norms of queries and keys, before their rotation, with this number added to the mean square.
+    #[must_use]
+    pub fn qk_norm(mut self, qk_norm: QkNorm, eps: f32) -> Self {
+        self.qk_norm = qk_norm;
+        self.eps = eps;
+        self
+    }
+
+    /// Whether these norms multiply by `1 + weight`: see [`RmsNorm::zero_centered`].
+    #[must_use]
+    pub fn zero_centered_norms(mut self, zero_centered: bool) -> Self {
+        self.zero_centered_norms = zero_centered;
+        self
+    }
+
+    /// Factor of the scores, if not `1 / sqrt(head_dim)`.
+    #[must_use]
+    pub fn scale(mut self, scale: Option<f32>) -> Self {
+        self.scale = scale;
+        self
+    }
+
+    /// Bound of the scores, if there is one: see [`AttentionOptions::softcap`].
+    #[must_use]
+    pub fn softcap(mut self, softcap: Option<f32>) -> Self {
+        self.softcap = softcap;
         self
     }
 
@@ -143,7 +203,10 @@ impl SelfAttentionConfig {
             self.rope.is_some(),
         )?;
         self.rope.map_or(Ok(()), check_theta)?;
-        self.head_norm.map_or(Ok(()), check_eps)?;
+        check_eps(self.eps)?;
+        if let Some(rotated) = self.rotary_dim {
+            check_rotary_dim(rotated, self.head_dim_or_part())?;
+        }
         match self.window {
             Some(0) => Err((
                 "window is 0".into(),
@@ -168,7 +231,7 @@ impl SelfAttentionConfig {
     }
 
     /// Registers `{name}.q_proj`, `k_proj`, `v_proj` and `o_proj`, each a [`Linear`] layer with Xavier weights, and with
-    /// norms of heads `{name}.q_norm` and `k_norm`.
+    /// norms of queries and keys `{name}.q_norm` and `k_norm`.
     #[track_caller]
     pub fn build(self, g: &mut Graph, name: &str) -> SelfAttention {
         reject(g, &format!("self_attention '{name}'"), self.check());
@@ -181,9 +244,17 @@ impl SelfAttentionConfig {
         let own = self.heads.saturating_mul(head_dim);
         let shared = self.kv_width();
         let [inward, outward] = self.bias;
-        let head_norms = self.head_norm.map(|eps| {
-            let norm = |g: &mut Graph, child| RmsNorm::new(g, &scoped(name, child), head_dim, eps);
-            [norm(g, "q_norm"), norm(g, "k_norm")]
+        let widths = match self.qk_norm {
+            QkNorm::None => None,
+            QkNorm::PerHead => Some([head_dim; 2]),
+            QkNorm::AllHeads => Some([own, shared]),
+        };
+        let qk_norms = widths.map(|[of_q, of_k]| {
+            let norm = |g: &mut Graph, child, width| match self.zero_centered_norms {
+                true => RmsNorm::zero_centered(g, &scoped(name, child), width, self.eps),
+                false => RmsNorm::new(g, &scoped(name, child), width, self.eps),
+            };
+            [norm(g, "q_norm", of_q), norm(g, "k_norm", of_k)]
         });
         SelfAttention {
             name: name.to_owned(),
@@ -191,7 +262,7 @@ impl SelfAttentionConfig {
             k: self.project(g, &scoped(name, "k_proj"), [self.dim, shared], inward),
             v: self.project(g, &scoped(name, "v_proj"), [self.dim, shared], inward),
             o: self.project(g, &scoped(name, "o_proj"), [own, self.dim], outward),
-            head_norms,
+            qk_norms,
             config: self,
         }
     }
@@ -217,7 +288,7 @@ pub struct SelfAttention {
     v: Linear,
     o: Linear,
     /// Of queries and of keys.
-    head_norms: Option<[RmsNorm; 2]>,
+    qk_norms: Option<[RmsNorm; 2]>,
 }
 
 /// A result of [`SelfAttention::forward_with_kv`].
@@ -318,8 +389,11 @@ impl SelfAttention {
     /// Queries, keys and values of rows from a position on, which is 0 without one.
     fn heads(&self, g: &mut Graph, x: Value, position: Option<NodeId>) -> [NodeId; 3] {
         let [mut q, mut k, v] = [&self.q, &self.k, &self.v].map(|layer| layer.forward(g, x));
-        if let Some([of_q, of_k]) = &self.head_norms {
-            [q, k] = [(q, of_q), (k, of_k)].map(|(x, norm)| self.normalize(g, x, norm));
+        if let Some([of_q, of_k]) = &self.qk_norms {
+            [q, k] = [(q, of_q), (k, of_k)].map(|(x, norm)| match self.config.qk_norm {
+                QkNorm::AllHeads => norm.forward(g, x),
+                _ => self.normalize(g, x, norm),
+            });
         }
         if let Some(theta) = self.config.rope {
             [q, k] = [q, k].map(|x| {
@@ -343,10 +417,33 @@ impl SelfAttention {
     }
 
     fn rotate(&self, g: &mut Graph, x: NodeId, theta: f32, position: Option<NodeId>) -> NodeId {
-        let (head_dim, scaling) = (narrow(self.config.head_dim_or_part()), self.config.scaling);
+        let head_dim = self.config.head_dim_or_part();
+        match self.config.rotary_dim.filter(|&rotated| rotated < head_dim) {
+            None => self.rotate_heads(g, x, theta, position, head_dim),
+            Some(rotated) => {
+                let shape = g.shape(x).to_vec();
+                let Some((&width, rows)) = shape.split_last() else {
+                    return x;
+                };
+                let heads = width.checked_div(head_dim).unwrap_or(0);
+                let split = g.reshape(x, &[rows, &[heads, head_dim]].concat());
+                let first = g.slice_axis(split, -1, 0, rotated);
+                let first = g.reshape(first, &[rows, &[heads * rotated]].concat());
+                let first = self.rotate_heads(g, first, theta, position, rotated);
+                let first = g.reshape(first, &[rows, &[heads, rotated]].concat());
+                let rest = g.slice_axis(split, -1, rotated, head_dim);
+                let joined = g.concat(&[first, rest], -1);
+                g.reshape(joined, &shape)
+            }
+        }
+    }
+
+    /// All features of heads of this width.
+    fn rotate_heads(&self, g: &mut Graph, x: NodeId, theta: f32, position: Option<NodeId>, width: usize) -> NodeId {
+        let (width, scaling) = (narrow(width), self.config.scaling);
         let position = match position {
             Some(position) => position,
-            None if scaling == RopeScaling::None => return g.rope(x, theta, head_dim),
+            None if scaling == RopeScaling::None => return g.rope(x, theta, width),
             None => {
                 let leading = g
                     .shape(x)
@@ -356,7 +453,7 @@ impl SelfAttention {
                 g.full(DType::U32, 0.0, &sequences)
             }
         };
-        g.rope_scaled(x, theta, position, head_dim, scaling)
+        g.rope_scaled(x, theta, position, width, scaling)
     }
 
     fn options(&self) -> AttentionOptions {
@@ -364,6 +461,8 @@ impl SelfAttention {
         AttentionOptions {
             causal: config.causal,
             window: config.window,
+            scale: config.scale,
+            softcap: config.softcap,
             ..AttentionOptions::new(
                 narrow(config.heads),
                 narrow(config.kv_heads),

@@ -14,7 +14,7 @@
 //! | [`EfficientNetConfig`] | EfficientNet-B0 |
 //! | [`VitConfig`] | vision transformer |
 //! | [`UnetConfig`] | U-Net, images in and images out |
-//! | [`LlamaConfig`] | decoder-only language models of the Llama family |
+//! | [`LlamaConfig`] | decoder-only language models: Llama, Mistral, Qwen, Gemma, Phi-3, SmolLM3, OLMo 2, Granite |
 //!
 //! ```
 //! use meganeura_nn::models::{CnnConfig, classifier, mlp_classifier};
@@ -41,7 +41,7 @@ mod vit;
 pub use cnn::{Cnn, CnnConfig};
 pub use decode::{BLOCK_TABLE, KV_POS, LOGITS_ROW, LogitsOf, POSITIONS, PagedCache, SLOTS, kv_cache_names};
 pub use efficientnet::{EfficientNet, EfficientNetConfig};
-pub use llama::{Llama, LlamaBlock, LlamaConfig, TARGETS, TOKENS, language_model};
+pub use llama::{LayerSet, Llama, LlamaBlock, LlamaConfig, NormPlacement, TARGETS, TOKENS, language_model};
 pub use mlp::{Mlp, MlpConfig};
 pub use mobilenet::{MobileNet, MobileNetConfig};
 pub use preset::{PRESETS, Preset, preset};

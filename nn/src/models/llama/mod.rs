@@ -1,177 +1,24 @@
 //! Decoder-only language models of the Llama family.
 
+mod block;
+mod config;
+
+pub use block::LlamaBlock;
+pub use config::{LayerSet, LlamaConfig, NormPlacement};
+
 use meganeura_core::graph::{NodeKind, Value};
-use meganeura_core::ops::RopeScaling;
-use meganeura_core::{Error, Graph, Init, NodeId};
+use meganeura_core::{Graph, Init, NodeId};
 
 use crate::layers::{
-    Embedding, EmbeddingConfig, Fault, LORA_PART, Linear, LinearConfig, LoraConfig, PagedRows, RmsNorm, SelfAttention,
-    SelfAttentionConfig, WeightStorage, WithKv, check_eps, check_heads, check_sizes, check_theta, reject, scoped,
+    Embedding, EmbeddingConfig, LORA_PART, Linear, LinearConfig, PagedRows, RmsNorm, WithKv, reject, scoped,
 };
 
-/// Options of a [`Llama`] model.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct LlamaConfig {
-    /// Number of tokens that there are.
-    pub vocab: usize,
-    /// Features of a token.
-    pub dim: usize,
-    /// Number of blocks.
-    pub layers: usize,
-    /// Query heads.
-    pub heads: usize,
-    /// Features of a head; `dim / heads` if `None`.
-    pub head_dim: Option<usize>,
-    /// Key and value heads, a divisor of `heads`.
-    pub kv_heads: usize,
-    /// Features inside the feed-forward layers.
-    pub hidden: usize,
-    /// Base of the rotary position embedding.
-    pub rope_theta: f32,
-    /// Its speeds for longer contexts.
-    pub rope_scaling: RopeScaling,
-    /// How many of the latest positions a position sees, itself included; all if `None` (Mistral 7B).
-    pub window: Option<u32>,
-    /// Whether heads of queries and keys have a norm of their own (Qwen3).
-    pub head_norm: bool,
-    /// Whether the projections to queries, keys and values have a bias (Qwen2).
-    pub qkv_bias: bool,
-    /// Whether the projection of the attention's result has one.
-    pub attention_out_bias: bool,
-    /// Whether the feed-forward layers have.
-    pub mlp_bias: bool,
-    /// Number added to the mean square in the norms.
-    pub eps: f32,
-    /// Whether the logits are products with the token embeddings; otherwise `lm_head` is a matrix of its own.
-    pub tied_embeddings: bool,
-    /// Adapters; with them, nothing else is trained.
-    pub lora: Option<LoraConfig>,
-    /// How matrices are stored. All but `f32` are for models that are not trained; norms and biases stay `f32`.
-    pub weights: WeightStorage,
-}
-
 impl LlamaConfig {
-    /// A model small enough to train on a CPU: 4 blocks of 128 features with 4 heads, 2 key-value heads and tied
-    /// embeddings.
-    pub fn small(vocab: usize) -> Self {
-        LlamaConfig {
-            vocab,
-            dim: 128,
-            layers: 4,
-            heads: 4,
-            head_dim: None,
-            kv_heads: 2,
-            hidden: 344,
-            rope_theta: 10_000.0,
-            rope_scaling: RopeScaling::None,
-            window: None,
-            head_norm: false,
-            qkv_bias: false,
-            attention_out_bias: false,
-            mlp_bias: false,
-            eps: 1e-5,
-            tied_embeddings: true,
-            lora: None,
-            weights: WeightStorage::F32,
-        }
-    }
-
-    /// SmolLM2-135M: 30 blocks of 576 features with 9 heads and 3 key-value heads, 49,152 tokens.
-    pub fn smollm2_135m() -> Self {
-        LlamaConfig {
-            dim: 576,
-            layers: 30,
-            heads: 9,
-            kv_heads: 3,
-            hidden: 1536,
-            rope_theta: 100_000.0,
-            ..LlamaConfig::small(49_152)
-        }
-    }
-
-    /// SmolLM2-360M: 32 blocks of 960 features with 15 heads and 5 key-value heads, 49,152 tokens.
-    pub fn smollm2_360m() -> Self {
-        LlamaConfig {
-            dim: 960,
-            layers: 32,
-            heads: 15,
-            kv_heads: 5,
-            hidden: 2560,
-            ..LlamaConfig::smollm2_135m()
-        }
-    }
-
-    /// SmolLM2-1.7B: 24 blocks of 2048 features with 32 heads, each with keys and values of its own, 49,152 tokens.
-    pub fn smollm2_1_7b() -> Self {
-        LlamaConfig {
-            dim: 2048,
-            layers: 24,
-            heads: 32,
-            kv_heads: 32,
-            hidden: 8192,
-            rope_theta: 130_000.0,
-            ..LlamaConfig::smollm2_135m()
-        }
-    }
-
-    /// Features of a head.
-    pub fn head_dim(&self) -> usize {
-        self.head_dim.unwrap_or(self.dim / self.heads.max(1))
-    }
-
-    /// Checks what [`build`](LlamaConfig::build) checks.
-    ///
-    /// # Errors
-    /// [`Error::InvalidUse`] with the field that is wrong, its value and what is allowed.
-    pub fn check(&self) -> Result<(), Error> {
-        self.find_fault()
-            .map_err(|(message, remedy)| Error::misuse(format!("LlamaConfig: {message}"), remedy))
-    }
-
-    fn find_fault(&self) -> Result<(), Fault> {
-        check_sizes(&[("vocab", self.vocab), ("hidden", self.hidden)])?;
-        check_heads([self.dim, self.heads, self.kv_heads], self.head_dim, true)?;
-        check_theta(self.rope_theta)?;
-        check_eps(self.eps)?;
-        match self.window {
-            Some(0) => Err((
-                "window is 0".into(),
-                "a window has at least the own position: 1 or more, or `None`",
-            )),
-            _ => Ok(()),
-        }
-    }
-
-    fn attention(&self) -> SelfAttentionConfig {
-        let mut attention = SelfAttentionConfig::new(self.dim, self.heads)
-            .kv_heads(self.kv_heads)
-            .biases(self.qkv_bias, self.attention_out_bias)
-            .causal(true)
-            .rope(self.rope_theta)
-            .rope_scaling(self.rope_scaling)
-            .lora(self.lora)
-            .storage(self.weights);
-        if let Some(head_dim) = self.head_dim {
-            attention = attention.head_dim(head_dim);
-        }
-        if let Some(window) = self.window {
-            attention = attention.window(window);
-        }
-        match self.head_norm {
-            true => attention.head_norm(self.eps),
-            false => attention,
-        }
-    }
-
-    /// Features of a row of a layer's keys, and of its values.
-    pub fn kv_width(&self) -> usize {
-        self.attention().kv_width()
-    }
-
     /// Registers the layers under the names of published checkpoints: `{name}.model.embed_tokens`,
     /// `model.layers.0.input_layernorm`, `.self_attn.q_proj` (`k_proj`, `v_proj`, `o_proj`),
     /// `.post_attention_layernorm`, `.mlp.gate_proj` (`up_proj`, `down_proj`) ..., `model.norm` and, if embeddings
-    /// are not tied, `lm_head`. Weights of linear layers are `[inputs, outputs]`, the transpose of a checkpoint's. With
+    /// are not tied, `lm_head`. Other norms are `.self_attn.q_norm` and `k_norm`, `.pre_feedforward_layernorm` and
+    /// `.post_feedforward_layernorm`. Weights of linear layers are `[inputs, outputs]`, the transpose of a checkpoint's. With
     /// adapters, everything else is frozen.
     #[track_caller]
     pub fn build(self, g: &mut Graph, name: &str) -> Llama {
@@ -192,9 +39,9 @@ impl LlamaConfig {
             .init(init)
             .storage(self.weights);
         let embedding = embedding.build(g, &scoped(&model, "embed_tokens"));
-        let blocks = (0..self.layers).map(|i| self.block(g, &scoped(&model, &format!("layers.{i}"))));
+        let blocks = (0..self.layers).map(|i| self.block_of_layer(g, &scoped(&model, &format!("layers.{i}")), i));
         let blocks = blocks.collect();
-        let norm = RmsNorm::new(g, &scoped(&model, "norm"), self.dim, self.eps);
+        let norm = self.norm(g, &scoped(&model, "norm"));
         let head = (!self.tied_embeddings).then(|| {
             let head = LinearConfig::new(self.dim, self.vocab)
                 .bias(false)
@@ -207,35 +54,13 @@ impl LlamaConfig {
         }
         Llama {
             embedding,
+            embedding_multiplier: self.embedding_multiplier,
             blocks,
             norm,
             head,
+            logits_scaling: self.logits_scaling,
+            logit_softcap: self.logit_softcap,
         }
-    }
-
-    /// Registers one block, for models of one's own.
-    #[track_caller]
-    pub fn block(&self, g: &mut Graph, name: &str) -> LlamaBlock {
-        g.at_caller(|g| {
-            let norm = |g: &mut Graph, child| RmsNorm::new(g, &scoped(name, child), self.dim, self.eps);
-            let linear = |g: &mut Graph, child: &str, [inputs, outputs]: [usize; 2]| {
-                LinearConfig::new(inputs, outputs)
-                    .bias(self.mlp_bias)
-                    .storage(self.weights)
-                    .init(Init::xavier_uniform(inputs, outputs))
-                    .lora(self.lora)
-                    .build(g, &scoped(name, &format!("mlp.{child}")))
-            };
-            LlamaBlock {
-                name: name.to_owned(),
-                attention_norm: norm(g, "input_layernorm"),
-                attention: self.attention().build(g, &scoped(name, "self_attn")),
-                feed_forward_norm: norm(g, "post_attention_layernorm"),
-                gate: linear(g, "gate_proj", [self.dim, self.hidden]),
-                up: linear(g, "up_proj", [self.dim, self.hidden]),
-                down: linear(g, "down_proj", [self.hidden, self.dim]),
-            }
-        })
     }
 }
 
@@ -252,76 +77,16 @@ fn freeze_all_but_adapters(g: &mut Graph, first: usize) {
     }
 }
 
-/// One block: causal self-attention with rotary positions, then a gated feed-forward layer (SwiGLU; Shazeer,
-/// 2020), each behind a norm and added to its input.
-#[derive(Clone, Debug)]
-pub struct LlamaBlock {
-    name: String,
-    attention_norm: RmsNorm,
-    attention: SelfAttention,
-    feed_forward_norm: RmsNorm,
-    gate: Linear,
-    up: Linear,
-    down: Linear,
-}
-
-impl LlamaBlock {
-    /// `x [..., rows, dim] -> [..., rows, dim]`.
-    #[track_caller]
-    pub fn forward(&self, g: &mut Graph, x: impl Into<Value>) -> NodeId {
-        self.forward_with_kv(g, x).y
-    }
-
-    /// [`LlamaBlock::forward`], with the keys and values that a cache is filled with.
-    #[track_caller]
-    pub fn forward_with_kv(&self, g: &mut Graph, x: impl Into<Value>) -> WithKv {
-        let x = x.into();
-        let y = self.attention_norm.forward(g, x);
-        let attended = self.attention.forward_with_kv(g, y);
-        WithKv {
-            y: self.feed_forward(g, x, attended.y),
-            ..attended
-        }
-    }
-
-    /// A step of decoding with the block's cache: see [`SelfAttention::forward_cached`].
-    #[track_caller]
-    pub fn forward_cached(&self, g: &mut Graph, x: impl Into<Value>, cache: [NodeId; 2], kv_pos: NodeId) -> NodeId {
-        let x = x.into();
-        let y = self.attention_norm.forward(g, x);
-        let y = self.attention.forward_cached(g, y, cache, kv_pos);
-        self.feed_forward(g, x, y)
-    }
-
-    /// A step of decoding for tokens of several sequences: see [`SelfAttention::forward_paged`].
-    #[track_caller]
-    pub fn forward_paged(&self, g: &mut Graph, x: impl Into<Value>, cache: [NodeId; 2], at: PagedRows) -> NodeId {
-        let x = x.into();
-        let y = self.attention_norm.forward(g, x);
-        let y = self.attention.forward_paged(g, y, cache, at);
-        self.feed_forward(g, x, y)
-    }
-
-    #[track_caller]
-    fn feed_forward(&self, g: &mut Graph, x: Value, attended: NodeId) -> NodeId {
-        let x = g.add(x, attended);
-        let y = self.feed_forward_norm.forward(g, x);
-        let gate = self.gate.forward(g, y);
-        let up = self.up.forward(g, y);
-        let y = g.swiglu(gate, up);
-        g.named(y, &self.name);
-        let y = self.down.forward(g, y);
-        g.add(x, y)
-    }
-}
-
 /// A decoder-only language model (Touvron et al., "LLaMA", 2023).
 #[derive(Clone, Debug)]
 pub struct Llama {
     embedding: Embedding,
+    embedding_multiplier: Option<f32>,
     blocks: Vec<LlamaBlock>,
     norm: RmsNorm,
     head: Option<Linear>,
+    logits_scaling: Option<f32>,
+    logit_softcap: Option<f32>,
 }
 
 impl Llama {
@@ -329,7 +94,7 @@ impl Llama {
     /// follows it. A token that is not in the vocabulary is an error of the step.
     #[track_caller]
     pub fn forward(&self, g: &mut Graph, tokens: impl Into<Value>) -> NodeId {
-        let mut x = self.embedding.forward(g, tokens);
+        let mut x = self.embed(g, tokens);
         for block in &self.blocks {
             x = block.forward(g, x);
         }
@@ -339,7 +104,7 @@ impl Llama {
     /// The blocks' results for `u32` tokens `[..., rows]`, and each block's keys and values.
     #[track_caller]
     pub(super) fn forward_with_kv(&self, g: &mut Graph, tokens: NodeId) -> (NodeId, Vec<[NodeId; 2]>) {
-        let mut x = self.embedding.forward(g, tokens);
+        let mut x = self.embed(g, tokens);
         let mut all = Vec::new();
         for block in &self.blocks {
             let WithKv { y, kv } = block.forward_with_kv(g, x);
@@ -358,7 +123,7 @@ impl Llama {
         caches: &[[NodeId; 2]],
         kv_pos: NodeId,
     ) -> NodeId {
-        let mut x = self.embedding.forward(g, tokens);
+        let mut x = self.embed(g, tokens);
         for (block, &cache) in self.blocks.iter().zip(caches) {
             x = block.forward_cached(g, x, cache, kv_pos);
         }
@@ -368,7 +133,7 @@ impl Llama {
     /// The blocks' results for `u32` tokens `[rows]` of several sequences; `caches` has each block's.
     #[track_caller]
     pub(super) fn forward_paged(&self, g: &mut Graph, tokens: NodeId, caches: &[[NodeId; 2]], at: PagedRows) -> NodeId {
-        let mut x = self.embedding.forward(g, tokens);
+        let mut x = self.embed(g, tokens);
         for (block, &cache) in self.blocks.iter().zip(caches) {
             x = block.forward_paged(g, x, cache, at);
         }
@@ -379,14 +144,39 @@ impl Llama {
     #[track_caller]
     pub(super) fn logits(&self, g: &mut Graph, x: NodeId) -> NodeId {
         let x = self.norm.forward(g, x);
-        match &self.head {
+        let logits = match &self.head {
             Some(head) => head.forward(g, x),
             None => {
                 let logits = self.embedding.scores(g, x);
                 g.named(logits, "lm_head")
             }
-        }
+        };
+        let logits = scaled(g, logits, self.logits_scaling.map(f32::recip));
+        bounded(g, logits, self.logit_softcap)
     }
+
+    /// What the first block gets, `[..., rows, dim]`.
+    #[track_caller]
+    fn embed(&self, g: &mut Graph, tokens: impl Into<Value>) -> NodeId {
+        let x = self.embedding.forward(g, tokens);
+        scaled(g, x, self.embedding_multiplier)
+    }
+}
+
+/// `factor x`, or `x` without a factor.
+#[track_caller]
+fn scaled(g: &mut Graph, x: NodeId, factor: Option<f32>) -> NodeId {
+    let Some(factor) = factor else { return x };
+    let factor = g.scalar(factor);
+    g.mul(x, factor)
+}
+
+/// `cap tanh(x / cap)`, or `x` without a bound.
+#[track_caller]
+fn bounded(g: &mut Graph, x: NodeId, cap: Option<f32>) -> NodeId {
+    let x = scaled(g, x, cap.map(f32::recip));
+    let y = if cap.is_some() { g.tanh(x) } else { x };
+    scaled(g, y, cap)
 }
 
 /// Name of the input that holds the tokens of a [`language_model`].
