@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use meganeura_compiler::build::Builder;
+use meganeura_core::ops::RopeScaling;
 use meganeura_core::random::SplitMix64;
 use meganeura_core::{Adam, Session};
 use meganeura_llm::{Adapters, Checkpoint, Generator, GeneratorOptions, ModelConfig, WeightStorage, saving};
-use meganeura_nn::layers::{LoraConfig, LoraTargets};
-use meganeura_nn::models::{LlamaConfig, TARGETS, TOKENS, language_model};
+use meganeura_nn::layers::{Activation, LoraConfig, LoraTargets};
+use meganeura_nn::models::{LayerSet, LlamaConfig, TARGETS, TOKENS, language_model};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::{Value, json};
@@ -64,6 +65,12 @@ fn tensors(folder: &Path) -> BTreeMap<String, (Vec<usize>, Vec<f32>)> {
 }
 
 fn logits(folder: &Path, adapters: Option<&Path>, prompt: &[u32]) -> Vec<f32> {
+    let config = ModelConfig::open(folder).expect("a configuration");
+    logits_of(folder, config, adapters, prompt)
+}
+
+/// Those of the weights in a folder, whatever its configuration says.
+fn logits_of(folder: &Path, config: ModelConfig, adapters: Option<&Path>, prompt: &[u32]) -> Vec<f32> {
     let mut checkpoint = Checkpoint::open(folder).expect("weights");
     if let Some(adapters) = adapters {
         let adapters = Adapters::open(adapters).expect("adapters");
@@ -73,7 +80,6 @@ fn logits(folder: &Path, adapters: Option<&Path>, prompt: &[u32]) -> Vec<f32> {
         weights: Some(WeightStorage::F32),
         ..GeneratorOptions::default()
     };
-    let config = ModelConfig::open(folder).expect("a configuration");
     let mut generator = Generator::on(device(), config, checkpoint, &options).expect("a generator");
     generator.prompt_logits(prompt).expect("logits")
 }
@@ -235,4 +241,71 @@ fn projections_that_are_not_whole() {
         .expect_err("no such model")
         .to_string();
     assert!(error.contains("3 missing") && error.contains(name), "{error}");
+}
+
+/// The fixtures tell a model from one that differs in any single option.
+#[test]
+fn every_option_changes_the_logits() {
+    type Change = fn(&mut LlamaConfig);
+    let changes: [(&str, &[(&str, Change)]); 8] = [
+        (
+            "gemma2",
+            &[
+                ("window", |n| n.window = Some(7)),
+                ("full_attention_layers", |n| n.full_attention_layers = LayerSet::NONE),
+                ("other layers", |n| n.full_attention_layers = [0].into_iter().collect()),
+                ("attention_scale", |n| n.attention_scale = None),
+                ("attention_softcap", |n| n.attention_softcap = None),
+                ("logit_softcap", |n| n.logit_softcap = None),
+                ("activation", |n| n.activation = Activation::Silu),
+                ("zero_centered_norms", |n| n.zero_centered_norms = false),
+                ("embedding_multiplier", |n| n.embedding_multiplier = None),
+            ],
+        ),
+        (
+            "gemma3",
+            &[
+                ("window", |n| n.window = Some(7)),
+                ("full_attention_layers", |n| n.full_attention_layers = LayerSet::NONE),
+                ("rope_local_theta", |n| n.rope_local_theta = None),
+                ("rope_theta", |n| n.rope_theta = 10_000.0),
+                ("rope_scaling", |n| n.rope_scaling = RopeScaling::None),
+                ("zero_centered_norms", |n| n.zero_centered_norms = false),
+            ],
+        ),
+        (
+            "qwen2_window",
+            &[("full_attention_layers", |n| n.full_attention_layers = LayerSet::NONE)],
+        ),
+        ("phi3", &[("window", |n| n.window = None)]),
+        ("phi3_partial", &[("rotary_dim", |n| n.rotary_dim = None)]),
+        (
+            "smollm3",
+            &[
+                ("nope_layers", |n| n.nope_layers = LayerSet::NONE),
+                ("other layers", |n| n.nope_layers = [0].into_iter().collect()),
+            ],
+        ),
+        ("olmo2", &[("eps", |n| n.eps = 1e-2)]),
+        (
+            "granite",
+            &[
+                ("attention_scale", |n| n.attention_scale = None),
+                ("embedding_multiplier", |n| n.embedding_multiplier = None),
+                ("residual_multiplier", |n| n.residual_multiplier = None),
+                ("logits_scaling", |n| n.logits_scaling = None),
+            ],
+        ),
+    ];
+    for (model, changes) in changes {
+        let prompt = ids(&expected(model)["prompt_ids"]);
+        let wanted = logits(&folder(model), None, &prompt);
+        for (name, change) in changes {
+            let mut config = ModelConfig::open(&folder(model)).expect("a configuration");
+            change(&mut config.network);
+            let found = logits_of(&folder(model), config, None, &prompt);
+            let error = off(&found, &wanted);
+            assert!(error > 2e-3, "{model} without {name}: off by {error} only");
+        }
+    }
 }
