@@ -61,6 +61,24 @@ LLAMA3 = {
     "original_max_position_embeddings": 32,
 }
 
+
+
+def longrope(original):
+    return {
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.75,
+            "short_factor": [1.0, 1.5, 3.0],
+            "long_factor": [1.25, 3.0, 9.0],
+            "original_max_position_embeddings": original,
+        },
+        "original_max_position_embeddings": original,
+        "tie_word_embeddings": True,
+        "pad_token_id": None,
+    }
+
+
 # Family, configuration, type of the stored weights, bytes of a shard.
 MODELS = {
     "llama": ("Llama", {"tie_word_embeddings": True}, torch.float32, None),
@@ -127,6 +145,9 @@ MODELS = {
         torch.bfloat16,
         "40KB",
     ),
+    # The prompt is longer than the first training's context, and without the long factors ("..._short") all is shorter.
+    "phi3_longrope": ("Phi3", longrope(16), torch.bfloat16, None),
+    "phi3_longrope_short": ("Phi3", longrope(96), torch.bfloat16, None),
     "smollm3": ("SmolLM3", {"num_hidden_layers": 3, "no_rope_layers": [1, 0, 1], "pad_token_id": None}, torch.bfloat16, None),
     "olmo2": ("Olmo2", {"pad_token_id": None}, torch.bfloat16, None),
     "granite": (

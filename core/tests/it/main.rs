@@ -20,5 +20,6 @@ mod rejections_attention;
 mod rejections_basic;
 mod rejections_nn;
 mod rejections_recurrent;
+mod rope_speeds;
 mod signatures;
 mod splice;

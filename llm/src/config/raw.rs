@@ -4,7 +4,7 @@ use std::path::Path;
 
 use meganeura_core::Result;
 use meganeura_core::ops::RopeScaling;
-use meganeura_nn::layers::{Activation, QkNorm, WeightStorage};
+use meganeura_nn::layers::{Activation, LongRope, QkNorm, WeightStorage};
 use meganeura_nn::models::{LayerSet, LlamaConfig, NormPlacement};
 use serde::Deserialize;
 
@@ -24,6 +24,7 @@ pub(super) struct Raw {
     num_key_value_heads: Given<usize>,
     head_dim: Option<usize>,
     max_position_embeddings: Option<usize>,
+    original_max_position_embeddings: Option<u32>,
     rms_norm_eps: Option<f32>,
     rope_theta: Option<f32>,
     rope_local_base_freq: Option<f32>,
@@ -169,6 +170,7 @@ struct Positions {
     theta: f32,
     local_theta: Option<f32>,
     scaling: RopeScaling,
+    longrope: Option<LongRope>,
     rotary_dim: Option<usize>,
 }
 
@@ -213,6 +215,7 @@ impl Raw {
             rope_theta: positions.theta,
             rope_local_theta: positions.local_theta,
             rope_scaling: positions.scaling,
+            longrope: positions.longrope,
             rotary_dim: positions.rotary_dim,
             nope_layers,
             window,
@@ -370,10 +373,19 @@ impl Raw {
                 return Err(unsupported(path, what.into()));
             }
         };
+        let context = self.max_position_embeddings.unwrap_or(usual.context);
+        let longrope = match family {
+            "phi3" => rope.longrope(context, self.original_max_position_embeddings, path)?,
+            _ => None,
+        };
         Ok(Positions {
+            longrope,
             theta: rope.rope_theta.or(self.rope_theta).unwrap_or(usual.theta),
             local_theta,
-            scaling: rope.scaling(path)?,
+            scaling: match longrope {
+                Some(_) => RopeScaling::None,
+                None => rope.scaling(path)?,
+            },
             rotary_dim,
         })
     }

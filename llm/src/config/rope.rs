@@ -4,6 +4,7 @@ use std::path::Path;
 
 use meganeura_core::Result;
 use meganeura_core::ops::RopeScaling;
+use meganeura_nn::layers::LongRope;
 use serde::Deserialize;
 
 use super::unsupported;
@@ -20,6 +21,9 @@ pub(super) struct Rope {
     high_freq_factor: Option<f64>,
     original_max_position_embeddings: Option<u32>,
     pub(super) partial_rotary_factor: Option<f64>,
+    short_factor: Option<Vec<f32>>,
+    long_factor: Option<Vec<f32>>,
+    attention_factor: Option<f32>,
     /// Those of the layers that see all positions, where layers differ.
     pub(super) full_attention: Option<Box<Rope>>,
     /// Those of the layers with a window.
@@ -63,5 +67,38 @@ impl Rope {
             }
             Some(other) => Err(unsupported(path, format!("rotary positions of type '{other}'"))),
         }
+    }
+
+    /// Factors of each pair of a head (`longrope`, which older files call `su`), of a model with so many positions;
+    /// `original` is what files have of the first training's beside these fields.
+    pub(super) fn longrope(&self, context: usize, original: Option<u32>, path: &Path) -> Result<Option<LongRope>> {
+        if !matches!(self.rope_type.as_deref(), Some("longrope" | "su")) {
+            return Ok(None);
+        }
+        let original = self
+            .original_max_position_embeddings
+            .or(original)
+            .filter(|&original| original > 1);
+        let (Some(short), Some(long), Some(original)) = (&self.short_factor, &self.long_factor, original) else {
+            return Err(damaged(
+                path,
+                "rotary positions of type longrope need short_factor, long_factor and original_max_position_embeddings",
+            ));
+        };
+        let original = original as usize;
+        let factor = self.factor.unwrap_or(context as f64 / original as f64);
+        // By how much the attention of a longer context is sharpened, as the paper recommends it.
+        let usual = match factor > 1.0 {
+            true => (1.0 + factor.ln() / (original as f64).ln()).sqrt() as f32,
+            false => 1.0,
+        };
+        let magnitude = self.attention_factor.unwrap_or(usual);
+        let found = LongRope::new(short, long, original, magnitude);
+        let message = || {
+            let most = LongRope::MAX_PAIRS;
+            let (short, long) = (short.len(), long.len());
+            format!("longrope has {short} short and {long} long factors, and needs as many of each, {most} at most")
+        };
+        found.map(Some).ok_or_else(|| damaged(path, message()))
     }
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use meganeura_core::Result;
 use meganeura_core::ops::RopeScaling;
-use meganeura_nn::layers::{Activation, QkNorm};
+use meganeura_nn::layers::{Activation, LongRope, QkNorm};
 use meganeura_nn::models::NormPlacement;
 
 use super::{ModelConfig, Projections};
@@ -48,7 +48,7 @@ fn what_is_not_supported_is_listed() {
             "only a part is rotated",
         ),
         (
-            r#""model_type": "phi3", "rope_scaling": {"type": "longrope", "short_factor": [1.0]}"#,
+            r#""model_type": "llama", "rope_scaling": {"type": "longrope", "short_factor": [1.0]}"#,
             "'longrope'",
         ),
         (
@@ -259,6 +259,21 @@ fn layers_that_differ() {
         ),
         ("granite", "2", r#", "logits_scaling": -1.0"#, "logits_scaling is -1"),
         ("phi3", "2", r#", "partial_rotary_factor": 0.4"#, "rotary_dim is 3"),
+        ("phi3", "2", r#", "rope_scaling": {"type": "su"}"#, "need short_factor"),
+        (
+            "phi3",
+            "2",
+            r#", "rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0, 2.0],
+            "original_max_position_embeddings": 8}"#,
+            "1 short and 2 long factors",
+        ),
+        (
+            "phi3",
+            "2",
+            r#", "rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0],
+            "original_max_position_embeddings": 8}"#,
+            "1 factors for 4 pairs",
+        ),
     ] {
         let text = format!(
             r#"{{"model_type": "{family}", "vocab_size": 10, "hidden_size": 32, "intermediate_size": 9,
@@ -312,6 +327,13 @@ fn what_makes_a_family() {
     );
     let phi = parse(r#""model_type": "phi3", "rope_parameters": {"partial_rotary_factor": 0.5}"#).expect("a model");
     assert_eq!((phi.network.rotary_dim, phi.projections), (Some(2), Projections::Fused));
+    // As files on the hub have it: the first training's context stands beside the factors.
+    let long = network(
+        r#""model_type": "phi3", "max_position_embeddings": 64, "original_max_position_embeddings": 8,
+        "rope_scaling": {"type": "longrope", "short_factor": [1.0, 2.0], "long_factor": [4.0, 8.0]}"#,
+    );
+    let magnitude = (1.0 + 8f64.ln() / 8f64.ln()).sqrt() as f32;
+    assert_eq!(long.longrope, LongRope::new(&[1.0, 2.0], &[4.0, 8.0], 8, magnitude));
 }
 
 /// A file of the whole model has its text part inside, whose sizes may be left out.

@@ -7,14 +7,14 @@ use meganeura_compiler::build::Builder;
 use meganeura_core::ops::RopeScaling;
 use meganeura_core::random::SplitMix64;
 use meganeura_core::{Adam, Session};
-use meganeura_llm::{Adapters, Checkpoint, Generator, GeneratorOptions, ModelConfig, WeightStorage, saving};
+use meganeura_llm::{Adapters, Checkpoint, Generator, GeneratorOptions, ModelConfig, Request, WeightStorage, saving};
 use meganeura_nn::layers::{Activation, LoraConfig, LoraTargets};
 use meganeura_nn::models::{LayerSet, LlamaConfig, TARGETS, TOKENS, language_model};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::{Value, json};
 
-use crate::transformers::{MODELS, device, expected, folder, ids};
+use crate::transformers::{self, MODELS, device, expected, folder, ids};
 
 /// A session that trains a checkpoint on its prompt.
 fn training(model: &str, lora: Option<LoraConfig>) -> Session {
@@ -247,7 +247,7 @@ fn projections_that_are_not_whole() {
 #[test]
 fn every_option_changes_the_logits() {
     type Change = fn(&mut LlamaConfig);
-    let changes: [(&str, &[(&str, Change)]); 8] = [
+    let changes: [(&str, &[(&str, Change)]); 9] = [
         (
             "gemma2",
             &[
@@ -279,6 +279,7 @@ fn every_option_changes_the_logits() {
         ),
         ("phi3", &[("window", |n| n.window = None)]),
         ("phi3_partial", &[("rotary_dim", |n| n.rotary_dim = None)]),
+        ("phi3_longrope", &[("longrope", |n| n.longrope = None)]),
         (
             "smollm3",
             &[
@@ -308,4 +309,36 @@ fn every_option_changes_the_logits() {
             assert!(error > 2e-3, "{model} without {name}: off by {error} only");
         }
     }
+}
+
+/// The factors of LongRoPE go with what fits into the cache: with the context of the first training, the short ones.
+#[test]
+fn factors_of_a_short_context() {
+    let model = "phi3_longrope_short";
+    let expected = expected(model);
+    let prompt = ids(&expected["prompt_ids"]);
+    let wanted = transformers::logits(model);
+    let generator = |capacity| {
+        let config = ModelConfig::open(&folder(model)).expect("a configuration");
+        let checkpoint = Checkpoint::open(&folder(model)).expect("weights");
+        let options = GeneratorOptions {
+            capacity: Some(capacity),
+            weights: Some(WeightStorage::F32),
+            ..GeneratorOptions::default()
+        };
+        Generator::on(device(), config, checkpoint, &options).expect("a generator")
+    };
+    let found = generator(96).prompt_logits(&prompt).expect("logits");
+    assert!(off(&found, &wanted) < 1e-4, "off by {}", off(&found, &wanted));
+    let long = generator(97).prompt_logits(&prompt).expect("logits");
+    assert!(off(&long, &wanted) > 1e-2, "off by {} only", off(&long, &wanted));
+    let request = Request {
+        max_tokens: 64,
+        stop: Some(Vec::new()),
+        ..Request::default()
+    };
+    let mut short = generator(96);
+    let generation = short.generate(&prompt, &request).expect("it begins");
+    let found: Vec<u32> = generation.map(|token| token.expect("a token")).collect();
+    assert_eq!(found, ids(&expected["continuation"]));
 }

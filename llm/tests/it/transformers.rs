@@ -18,7 +18,7 @@ use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 
-pub(crate) const MODELS: [&str; 14] = [
+pub(crate) const MODELS: [&str; 15] = [
     "llama",
     "llama_sharded",
     "llama_linear",
@@ -30,6 +30,7 @@ pub(crate) const MODELS: [&str; 14] = [
     "gemma3",
     "phi3",
     "phi3_partial",
+    "phi3_longrope",
     "smollm3",
     "olmo2",
     "granite",
@@ -52,7 +53,7 @@ pub(crate) fn ids(value: &Value) -> Vec<u32> {
     list.map(|id| id.as_u64().expect("a token") as u32).collect()
 }
 
-fn logits(model: &str) -> Vec<f32> {
+pub(crate) fn logits(model: &str) -> Vec<f32> {
     let bytes = std::fs::read(folder(model).join("expected.safetensors")).expect("a fixture");
     let tensors = SafeTensors::deserialize(&bytes).expect("safetensors");
     let data = tensors.tensor("logits").expect("logits").data();

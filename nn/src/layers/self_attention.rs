@@ -5,8 +5,8 @@ use meganeura_core::ops::{AttentionOptions, RopeScaling};
 use meganeura_core::{DType, Graph, Init, NodeId};
 
 use super::{
-    Fault, Linear, LinearConfig, LoraConfig, RmsNorm, WeightStorage, check_eps, check_heads, check_rotary_dim,
-    check_theta, reject, scoped,
+    Fault, Linear, LinearConfig, LongRope, LoraConfig, RmsNorm, WeightStorage, check_eps, check_heads,
+    check_rotary_dim, check_theta, reject, scoped,
 };
 
 /// Norms of queries and keys.
@@ -38,6 +38,7 @@ pub struct SelfAttentionConfig {
     softcap: Option<f32>,
     rope: Option<f32>,
     scaling: RopeScaling,
+    longrope: Option<LongRope>,
     /// All features of a head if not given.
     rotary_dim: Option<usize>,
     qk_norm: QkNorm,
@@ -63,6 +64,7 @@ impl SelfAttentionConfig {
             softcap: None,
             rope: None,
             scaling: RopeScaling::None,
+            longrope: None,
             rotary_dim: None,
             qk_norm: QkNorm::None,
             eps: 1e-6,
@@ -125,6 +127,13 @@ impl SelfAttentionConfig {
     #[must_use]
     pub fn rope_scaling(mut self, scaling: RopeScaling) -> Self {
         self.scaling = scaling;
+        self
+    }
+
+    /// Factors of the rotary embedding's speeds for each pair of a head, in place of [`Self::rope_scaling`].
+    #[must_use]
+    pub fn longrope(mut self, longrope: LongRope) -> Self {
+        self.longrope = Some(longrope);
         self
     }
 
@@ -206,6 +215,9 @@ impl SelfAttentionConfig {
         check_eps(self.eps)?;
         if let Some(rotated) = self.rotary_dim {
             check_rotary_dim(rotated, self.head_dim_or_part())?;
+        }
+        if let Some(longrope) = self.longrope {
+            longrope.check(self.rotary_dim.unwrap_or(self.head_dim_or_part()) / 2)?;
         }
         match self.window {
             Some(0) => Err((
@@ -324,7 +336,7 @@ impl SelfAttention {
     pub fn forward_with_kv(&self, g: &mut Graph, x: impl Into<Value>) -> WithKv {
         let x = x.into();
         g.within(self.config.description(&self.name), |g| {
-            let [q, k, v] = self.heads(g, x, None);
+            let [q, k, v] = self.heads(g, x, Place::whole(g, x));
             let y = g.attention(q, k, v, self.options());
             WithKv {
                 y: self.finish(g, y),
@@ -340,7 +352,7 @@ impl SelfAttention {
     pub fn forward_masked(&self, g: &mut Graph, x: impl Into<Value>, mask: impl Into<Value>) -> NodeId {
         let (x, mask) = (x.into(), mask.into());
         g.within(self.config.description(&self.name), |g| {
-            let [q, k, v] = self.heads(g, x, None);
+            let [q, k, v] = self.heads(g, x, Place::whole(g, x));
             let y = g.masked_attention(q, k, v, mask, self.options());
             self.finish(g, y)
         })
@@ -353,7 +365,7 @@ impl SelfAttention {
     pub fn forward_cached(&self, g: &mut Graph, x: impl Into<Value>, cache: [NodeId; 2], kv_pos: NodeId) -> NodeId {
         let x = x.into();
         g.within(self.config.description(&self.name), |g| {
-            let [q, k, v] = self.heads(g, x, Some(kv_pos));
+            let [q, k, v] = self.heads(g, x, Place::of(kv_pos, rows_of(g, cache[0].into())));
             let [k, v] = [(k, cache[0]), (v, cache[1])].map(|(new, cache)| {
                 let written = g.cache_write(new, cache, kv_pos);
                 g.named(written, &self.name)
@@ -373,7 +385,9 @@ impl SelfAttention {
             // Positions are given for sequences: each row is one.
             let rows = g.shape(x).first().copied().unwrap_or_default();
             let of_sequences = g.reshape(x, &[rows, 1, self.config.dim]);
-            let [q, k, v] = self.heads(g, of_sequences.into(), Some(at.positions)).map(|y| {
+            let blocks = g.shape(at.block_table).last().copied().unwrap_or_default();
+            let place = Place::of(at.positions, blocks.saturating_mul(rows_of(g, cache[0].into())));
+            let [q, k, v] = self.heads(g, of_sequences.into(), place).map(|y| {
                 let width = g.shape(y).last().copied().unwrap_or_default();
                 g.reshape(y, &[rows, width])
             });
@@ -386,8 +400,8 @@ impl SelfAttention {
         })
     }
 
-    /// Queries, keys and values of rows from a position on, which is 0 without one.
-    fn heads(&self, g: &mut Graph, x: Value, position: Option<NodeId>) -> [NodeId; 3] {
+    /// Queries, keys and values of rows that stand there.
+    fn heads(&self, g: &mut Graph, x: Value, place: Place) -> [NodeId; 3] {
         let [mut q, mut k, v] = [&self.q, &self.k, &self.v].map(|layer| layer.forward(g, x));
         if let Some([of_q, of_k]) = &self.qk_norms {
             [q, k] = [(q, of_q), (k, of_k)].map(|(x, norm)| match self.config.qk_norm {
@@ -397,7 +411,7 @@ impl SelfAttention {
         }
         if let Some(theta) = self.config.rope {
             [q, k] = [q, k].map(|x| {
-                let y = self.rotate(g, x, theta, position);
+                let y = self.rotate(g, x, theta, place);
                 g.named(y, &self.name)
             });
         }
@@ -416,34 +430,32 @@ impl SelfAttention {
         g.reshape(y, &shape)
     }
 
-    fn rotate(&self, g: &mut Graph, x: NodeId, theta: f32, position: Option<NodeId>) -> NodeId {
+    fn rotate(&self, g: &mut Graph, x: NodeId, theta: f32, place: Place) -> NodeId {
         let head_dim = self.config.head_dim_or_part();
-        match self.config.rotary_dim.filter(|&rotated| rotated < head_dim) {
-            None => self.rotate_heads(g, x, theta, position, head_dim),
-            Some(rotated) => {
-                let shape = g.shape(x).to_vec();
-                let Some((&width, rows)) = shape.split_last() else {
-                    return x;
-                };
-                let heads = width.checked_div(head_dim).unwrap_or(0);
-                let split = g.reshape(x, &[rows, &[heads, head_dim]].concat());
-                let first = g.slice_axis(split, -1, 0, rotated);
-                let first = g.reshape(first, &[rows, &[heads * rotated]].concat());
-                let first = self.rotate_heads(g, first, theta, position, rotated);
-                let first = g.reshape(first, &[rows, &[heads, rotated]].concat());
-                let rest = g.slice_axis(split, -1, rotated, head_dim);
-                let joined = g.concat(&[first, rest], -1);
-                g.reshape(joined, &shape)
-            }
-        }
+        let Some(rotated) = self.config.rotary_dim.filter(|&rotated| rotated < head_dim) else {
+            return self.rotate_heads(g, x, theta, place, head_dim);
+        };
+        let shape = g.shape(x).to_vec();
+        let Some((&width, rows)) = shape.split_last() else {
+            return x;
+        };
+        let heads = width.checked_div(head_dim).unwrap_or(0);
+        let split = g.reshape(x, &[rows, &[heads, head_dim]].concat());
+        let first = g.slice_axis(split, -1, 0, rotated);
+        let first = g.reshape(first, &[rows, &[heads * rotated]].concat());
+        let first = self.rotate_heads(g, first, theta, place, rotated);
+        let first = g.reshape(first, &[rows, &[heads, rotated]].concat());
+        let rest = g.slice_axis(split, -1, rotated, head_dim);
+        let joined = g.concat(&[first, rest], -1);
+        g.reshape(joined, &shape)
     }
 
     /// All features of heads of this width.
-    fn rotate_heads(&self, g: &mut Graph, x: NodeId, theta: f32, position: Option<NodeId>, width: usize) -> NodeId {
-        let (width, scaling) = (narrow(width), self.config.scaling);
-        let position = match position {
-            Some(position) => position,
-            None if scaling == RopeScaling::None => return g.rope(x, theta, width),
+    fn rotate_heads(&self, g: &mut Graph, x: NodeId, theta: f32, place: Place, width: usize) -> NodeId {
+        let SelfAttentionConfig { scaling, longrope, .. } = self.config;
+        let from = match place.from {
+            Some(from) => from,
+            None if scaling == RopeScaling::None && longrope.is_none() => return g.rope(x, theta, narrow(width)),
             None => {
                 let leading = g
                     .shape(x)
@@ -453,7 +465,13 @@ impl SelfAttention {
                 g.full(DType::U32, 0.0, &sequences)
             }
         };
-        g.rope_scaled(x, theta, position, width, scaling)
+        match longrope {
+            Some(longrope) => {
+                let speeds = longrope.speeds(theta, place.longest);
+                g.rope_with_speeds(x, &speeds, from, longrope.magnitude())
+            }
+            None => g.rope_scaled(x, theta, from, narrow(width), scaling),
+        }
     }
 
     fn options(&self) -> AttentionOptions {
@@ -475,6 +493,37 @@ impl SelfAttention {
         g.named(y, &self.name);
         self.o.forward(g, y)
     }
+}
+
+/// Where rows stand in their sequences.
+#[derive(Clone, Copy)]
+struct Place {
+    /// The position of the first row, of each sequence; 0 if `None`.
+    from: Option<NodeId>,
+    /// How many positions there can be.
+    longest: usize,
+}
+
+impl Place {
+    /// Of rows that are whole sequences.
+    fn whole(g: &Graph, x: Value) -> Self {
+        Place {
+            from: None,
+            longest: rows_of(g, x),
+        }
+    }
+
+    fn of(from: NodeId, longest: usize) -> Self {
+        Place {
+            from: Some(from),
+            longest,
+        }
+    }
+}
+
+/// The last axis but one.
+fn rows_of(g: &Graph, x: Value) -> usize {
+    g.shape(x).iter().nth_back(1).copied().unwrap_or_default()
 }
 
 /// A size as the operators take it. What does not fit is refused there, as no tensor is that wide.

@@ -6,7 +6,7 @@ use meganeura_compiler::build::Builder;
 use meganeura_core::ops::RopeScaling;
 use meganeura_core::{Graph, Session};
 use meganeura_cpu::CpuDevice;
-use meganeura_nn::layers::{Activation, QkNorm};
+use meganeura_nn::layers::{Activation, LongRope, QkNorm};
 use meganeura_nn::models::{KV_POS, LOGITS_ROW, LlamaConfig, LogitsOf, NormPlacement, TOKENS, kv_cache_names};
 
 const VOCAB: usize = 23;
@@ -69,7 +69,8 @@ fn models() -> Vec<(&'static str, LlamaConfig)> {
                 norms: NormPlacement::Post,
                 qk_norm: QkNorm::AllHeads,
                 nope_layers: [0].into_iter().collect(),
-                rotary_dim: Some(2),
+                rotary_dim: Some(4),
+                longrope: LongRope::new(&[1.0, 3.0], &[1.0, 3.0], 4, 1.2),
                 residual_multiplier: Some(0.5),
                 logits_scaling: Some(0.3),
                 ..small

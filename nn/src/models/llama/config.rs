@@ -4,7 +4,7 @@ use meganeura_core::Error;
 use meganeura_core::ops::RopeScaling;
 
 use crate::layers::{
-    Activation, Fault, LoraConfig, QkNorm, SelfAttentionConfig, WeightStorage, check_eps, check_heads,
+    Activation, Fault, LongRope, LoraConfig, QkNorm, SelfAttentionConfig, WeightStorage, check_eps, check_heads,
     check_rotary_dim, check_sizes, check_theta,
 };
 
@@ -74,6 +74,8 @@ pub struct LlamaConfig {
     pub rope_local_theta: Option<f32>,
     /// Its speeds for longer contexts.
     pub rope_scaling: RopeScaling,
+    /// Factors of the speeds of each pair, in place of `rope_scaling` (LongRoPE; Phi-3).
+    pub longrope: Option<LongRope>,
     /// Features of a head that are rotated, the first ones; all if `None` (`partial_rotary_factor` times the head's).
     pub rotary_dim: Option<usize>,
     /// Layers without a position embedding (NoPE; Kazemnejad et al., 2023; SmolLM3).
@@ -136,6 +138,7 @@ impl LlamaConfig {
             rope_theta: 10_000.0,
             rope_local_theta: None,
             rope_scaling: RopeScaling::None,
+            longrope: None,
             rotary_dim: None,
             nope_layers: LayerSet::NONE,
             window: None,
@@ -222,6 +225,9 @@ impl LlamaConfig {
         if let Some(rotated) = self.rotary_dim {
             check_rotary_dim(rotated, self.head_dim())?;
         }
+        if let Some(longrope) = self.longrope {
+            longrope.check(self.rotary_dim.unwrap_or(self.head_dim()) / 2)?;
+        }
         match self.window {
             Some(0) => Err((
                 "window is 0".into(),
@@ -284,6 +290,9 @@ impl LlamaConfig {
         }
         if let Some(rotated) = self.rotary_dim {
             attention = attention.rotary_dim(rotated);
+        }
+        if let Some(longrope) = self.longrope {
+            attention = attention.longrope(longrope);
         }
         match self.rope_local_theta.filter(|_| is_local) {
             Some(theta) => attention.rope(theta),
