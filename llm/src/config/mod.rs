@@ -129,7 +129,7 @@ fn unsupported(path: &Path, what: String) -> Error {
         format!("describes {what}, which is not supported"),
         format!(
             "supported are the types {} with the activations silu, gelu and gelu_pytorch_tanh, and rotary positions that \
-             are plain, linear, dynamic or llama3",
+             are plain, linear, dynamic, llama3 or, of phi3, longrope",
             FAMILIES.join(", ")
         ),
     )
