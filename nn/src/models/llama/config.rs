@@ -50,7 +50,7 @@ impl FromIterator<usize> for LayerSet {
     }
 }
 
-/// Options of a [`Llama`] model.
+/// Options of a [`Llama`](super::Llama) model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LlamaConfig {
     /// Number of tokens that there are.
