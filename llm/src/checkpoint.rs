@@ -18,6 +18,7 @@ use crate::files::{damaged, read_text};
 use crate::gguf;
 use crate::tensors::convert;
 use crate::tensors::element::Element;
+use crate::tensors::layout;
 use crate::tensors::shard::{Shard, Tensor};
 
 /// Begins the names of caches, which are parameters of a graph, but not of a checkpoint.
@@ -53,7 +54,9 @@ struct Differences {
 }
 
 impl Checkpoint {
-    /// Opens `model.safetensors` of a folder, or the files that `model.safetensors.index.json` lists; or a GGUF file.
+    /// Opens `model.safetensors` of a folder, or the files that `model.safetensors.index.json` lists; or a GGUF file. Of a
+    /// model with several kinds of input, only the text part is kept. Projections that are stored as one (`qkv_proj`,
+    /// `gate_up_proj` of Phi-3) become those that parameters are named after.
     ///
     /// The files must not change while the checkpoint is open.
     ///
@@ -86,12 +89,10 @@ impl Checkpoint {
             }
             shards.push(Shard::open(folder.join(name))?);
         }
+        let names = shards.iter().flat_map(|shard| shard.tensors.keys().cloned());
+        let stored: BTreeSet<String> = names.collect();
         let checkpoint = Checkpoint::of(shards)?;
-        match listed
-            .weight_map
-            .keys()
-            .find(|name| !checkpoint.places.contains_key(*name))
-        {
+        match listed.weight_map.keys().find(|name| !stored.contains(*name)) {
             None => Ok(checkpoint),
             Some(name) => Err(damaged(
                 &index,
@@ -100,7 +101,9 @@ impl Checkpoint {
         }
     }
 
-    fn of(shards: Vec<Shard>) -> Result<Self> {
+    fn of(mut shards: Vec<Shard>) -> Result<Self> {
+        layout::keep_text_part(&mut shards);
+        layout::split_projections(&mut shards);
         let mut places = BTreeMap::new();
         for (number, shard) in shards.iter().enumerate() {
             for name in shard.tensors.keys() {

@@ -49,7 +49,7 @@ pub mod tokenizer;
 pub use adapters::Adapters;
 pub use chat::{ChatTemplate, Message};
 pub use checkpoint::Checkpoint;
-pub use config::ModelConfig;
+pub use config::{ModelConfig, Projections};
 pub use embedder::{Embedder, EmbedderOptions, EncoderConfig, Pooling, TextEncoder};
 pub use engine::{Engine, EngineOptions};
 pub use generator::{Generation, Generator, GeneratorOptions, Request, Speed};

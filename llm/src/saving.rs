@@ -4,7 +4,6 @@ use std::fs;
 use std::path::Path;
 
 use meganeura_core::files::{FolderKind, read_within_memory, write_atomically};
-use meganeura_core::ops::RopeScaling;
 use meganeura_core::{Error, Result, Session, Weight, Weights};
 use meganeura_nn::layers::LoraConfig;
 use meganeura_nn::models::LlamaConfig;
@@ -12,6 +11,9 @@ use serde_json::{Value, json};
 
 use crate::adapters::{ADAPTERS, CONFIG, MATRICES, PREFIX, add_product};
 use crate::checkpoint::transposed;
+use crate::config::{Projections, text_part};
+use crate::files::damaged;
+use crate::tensors::layout::FUSED;
 
 /// Files that describe a checkpoint beside its weights.
 const DESCRIPTIONS: [&str; 7] = [
@@ -24,6 +26,7 @@ const DESCRIPTIONS: [&str; 7] = [
     "vocab.json",
 ];
 
+const CONFIG_FILE: &str = "config.json";
 const WEIGHTS: &str = "model.safetensors";
 
 /// A folder with a model, as [`NewFolder`](meganeura_core::files::NewFolder) replaces it as a whole.
@@ -59,10 +62,11 @@ fn has_field(text: &[u8], field: &str) -> bool {
 pub struct Descriptions(Vec<(&'static str, Vec<u8>)>);
 
 impl Descriptions {
-    /// Those of a checkpoint; files that it has not are not missed.
+    /// Those of a checkpoint; files that it has not are not missed. Of a model with several kinds of input, the
+    /// `config.json` of its text part, as weights are of that alone.
     ///
     /// # Errors
-    /// [`Error::File`] if a file cannot be read.
+    /// [`Error::File`] if a file cannot be read, or is no configuration.
     pub fn of_checkpoint(folder: &Path) -> Result<Self> {
         let mut all = Descriptions::default();
         for name in DESCRIPTIONS {
@@ -75,7 +79,23 @@ impl Descriptions {
                 all.set(name, bytes);
             }
         }
+        all.keep_text_part(&folder.join(CONFIG_FILE))?;
         Ok(all)
+    }
+
+    fn keep_text_part(&mut self, path: &Path) -> Result<()> {
+        let Some((_, bytes)) = self.0.iter().find(|(name, _)| *name == CONFIG_FILE) else {
+            return Ok(());
+        };
+        let whole: Value = serde_json::from_slice(bytes).map_err(|e| damaged(path, e))?;
+        if whole["model_type"] != "gemma3" {
+            return Ok(());
+        }
+        if let Some(mut text) = text_part(whole) {
+            text["architectures"] = json!(["Gemma3ForCausalLM"]);
+            self.set(CONFIG_FILE, format!("{text:#}\n").into_bytes());
+        }
+        Ok(())
     }
 
     /// The `config.json` of a model of the type `llama`; `stop` is the token that ends a text, if there is one.
@@ -122,26 +142,86 @@ pub fn make_folder(folder: &Path) -> Result<()> {
     })
 }
 
-/// Writes the weights of a session as `model.safetensors`, in `f32`. Adapters of its model are merged into the weights, if
-/// their settings are given; without, the model must have none.
+/// Writes the weights of a session as `model.safetensors`, in `f32`, with projections as `projections` says
+/// ([`ModelConfig::projections`](crate::ModelConfig::projections) of the checkpoint that the configuration is of). Adapters
+/// of its model are merged into the weights, if their settings are given; without, the model must have none.
 ///
 /// # Errors
 /// [`Error::File`] if the file cannot be written; errors of the session.
-pub fn save_weights(folder: &Path, session: &mut Session, lora: Option<&LoraConfig>) -> Result<()> {
+pub fn save_weights(
+    folder: &Path,
+    session: &mut Session,
+    lora: Option<&LoraConfig>,
+    projections: Projections,
+) -> Result<()> {
     let mut weights = Weights::default();
-    for (name, shape) in parameters(session, |name| !name.contains(ADAPTERS)) {
-        let mut values = session.try_read_parameter(&name)?;
-        if let (Some(lora), Some(layer)) = (lora.filter(|_| shape.len() == 2), name.strip_suffix(".weight"))
-            && lora.has(layer)
-        {
-            let a = session.try_read_parameter(&format!("{layer}.lora_A.weight"))?;
-            let b = session.try_read_parameter(&format!("{layer}.lora_B.weight"))?;
-            add_product(&mut values, &a, &b, lora);
+    let all = parameters(session, |name| !name.contains(ADAPTERS));
+    for (name, shape) in &all {
+        let Some((fused, parts)) = fused(name).filter(|_| projections == Projections::Fused) else {
+            let values = merged(session, name, shape, lora)?;
+            weights.insert(name.clone(), stored(name, shape, &values)?);
+            continue;
+        };
+        if parts.first() != Some(name) {
+            // It was written with the first one.
+            continue;
         }
-        let weight = stored(&name, &shape, &values)?;
-        weights.insert(name, weight);
+        let mut joined = Vec::new();
+        for part in &parts {
+            let Some((_, shape)) = all.iter().find(|(name, _)| name == part) else {
+                return Err(Error::misuse(
+                    format!("the model has no '{part}', which checkpoints store with '{name}'"),
+                    "save its projections separately",
+                ));
+            };
+            joined.push((shape.as_slice(), merged(session, part, shape, lora)?));
+        }
+        let (shape, values) = join_columns(&joined);
+        weights.insert(fused.clone(), stored(&fused, &shape, &values)?);
     }
     weights.write(folder.join(WEIGHTS))
+}
+
+/// A parameter with its adapter.
+fn merged(session: &mut Session, name: &str, shape: &[usize], lora: Option<&LoraConfig>) -> Result<Vec<f32>> {
+    let mut values = session.try_read_parameter(name)?;
+    if let (Some(lora), Some(layer)) = (lora.filter(|_| shape.len() == 2), name.strip_suffix(".weight"))
+        && lora.has(layer)
+    {
+        let a = session.try_read_parameter(&format!("{layer}.lora_A.weight"))?;
+        let b = session.try_read_parameter(&format!("{layer}.lora_B.weight"))?;
+        add_product(&mut values, &a, &b, lora);
+    }
+    Ok(values)
+}
+
+/// The tensor that a parameter is a part of where projections are stored as one, and the names of all its parts.
+fn fused(name: &str) -> Option<(String, Vec<String>)> {
+    let (layer, kind) = name.rsplit_once('.')?;
+    let (block, module) = layer.rsplit_once('.')?;
+    let (fused, parts) = FUSED.iter().find(|(_, parts)| parts.contains(&module))?;
+    let named = |module: &str| format!("{block}.{module}.{kind}");
+    Some((named(fused), parts.iter().map(|part| named(part)).collect()))
+}
+
+/// Matrices `[inputs, outputs]` of the same inputs beside each other, or biases `[outputs]` behind each other.
+fn join_columns(parts: &[(&[usize], Vec<f32>)]) -> (Vec<usize>, Vec<f32>) {
+    let width = |shape: &[usize]| shape.last().copied().unwrap_or(0);
+    let rows = parts
+        .first()
+        .map_or(0, |(shape, values)| values.len() / width(shape).max(1));
+    let mut values = Vec::new();
+    for row in 0..rows {
+        for (shape, part) in parts {
+            let width = width(shape);
+            values.extend_from_slice(&part[row * width..][..width]);
+        }
+    }
+    let mut shape = parts.first().map_or(Vec::new(), |(shape, _)| shape.to_vec());
+    if let Some(last) = shape.last_mut() {
+        *last = parts.iter().map(|(shape, _)| width(shape)).sum();
+    }
+    (shape, values)
 }
 
 /// Writes the adapters of a session in PEFT's layout; `base` is what the settings call the model.
@@ -180,10 +260,28 @@ pub fn save_config(folder: &Path, model: &LlamaConfig, context: usize, stop: Opt
 }
 
 fn config_of(model: &LlamaConfig, context: usize, stop: Option<u32>) -> Result<Value> {
-    let plain = RopeScaling::None == model.rope_scaling && model.window.is_none() && !model.head_norm;
-    if !plain || model.qkv_bias != model.attention_out_bias {
+    // All that the type can say.
+    let plain = LlamaConfig {
+        dim: model.dim,
+        layers: model.layers,
+        heads: model.heads,
+        head_dim: model.head_dim,
+        kv_heads: model.kv_heads,
+        hidden: model.hidden,
+        rope_theta: model.rope_theta,
+        qkv_bias: model.qkv_bias,
+        attention_out_bias: model.qkv_bias,
+        mlp_bias: model.mlp_bias,
+        eps: model.eps,
+        tied_embeddings: model.tied_embeddings,
+        lora: model.lora,
+        weights: model.weights,
+        ..LlamaConfig::small(model.vocab)
+    };
+    if *model != plain {
         return Err(Error::misuse(
-            "a model with scaled positions, a window, norms of heads or some of the biases is not of the type llama",
+            "a model with scaled positions, a window, norms, factors, an activation or biases that llama has not is not of \
+             the type llama",
             "copy the config.json that it came from",
         ));
     }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use meganeura_core::random::SplitMix64;
 use meganeura_cpu::CpuDevice;
-use meganeura_llm::{Checkpoint, Generator, GeneratorOptions, ModelConfig, Request};
+use meganeura_llm::{Checkpoint, Generator, GeneratorOptions, ModelConfig, Projections, Request};
 use meganeura_nn::layers::WeightStorage;
 use meganeura_nn::models::LlamaConfig;
 use safetensors::tensor::{Dtype, TensorView};
@@ -39,24 +39,12 @@ static GLOBAL: Counting = Counting;
 
 const ROWS: usize = 512;
 const MODEL: LlamaConfig = LlamaConfig {
-    vocab: 2000,
     dim: 448,
     layers: 10,
     heads: 7,
-    head_dim: None,
     kv_heads: 7,
     hidden: 1216,
-    rope_theta: 10_000.0,
-    rope_scaling: meganeura_core::ops::RopeScaling::None,
-    window: None,
-    head_norm: false,
-    qkv_bias: false,
-    attention_out_bias: false,
-    mlp_bias: false,
-    eps: 1e-5,
-    tied_embeddings: true,
-    lora: None,
-    weights: WeightStorage::F32,
+    ..LlamaConfig::small(2000)
 };
 
 /// Writes a checkpoint with random weights; returns how many of them are in matrices, and how many are not.
@@ -115,6 +103,7 @@ fn generate(folder: &std::path::Path, storage: WeightStorage, weights: usize) {
         network: MODEL,
         context: ROWS,
         stop: Vec::new(),
+        projections: Projections::Separate,
     };
     // What a user of the command has: plans from the last time.
     let options = GeneratorOptions {

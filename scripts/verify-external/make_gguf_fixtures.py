@@ -2,7 +2,9 @@
 
     python3 -m venv venv
     venv/bin/pip install torch transformers tokenizers safetensors numpy gguf accelerate
-    venv/bin/python scripts/verify-external/make_gguf_fixtures.py
+    venv/bin/python scripts/verify-external/make_gguf_fixtures.py [NAME...]
+
+With names, only those files are made anew.
 
 Files are written by the package `gguf`, which also rounds to Q8_0 and Q4_0; blocks of Q4_K and Q6_K, which it only reads,
 have random bytes. The numbers of a file are what `gguf` reads back from it, and go into a model of transformers, which
@@ -14,6 +16,7 @@ expected.json            the prompt, numbers with what `gguf` rounds them to, an
 """
 
 import json
+import sys
 from pathlib import Path
 
 import gguf
@@ -40,6 +43,11 @@ LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 20000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }  # fmt: skip
+GEMMA = {"head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 5, "pad_token_id": None}
+GEMMA3_POSITIONS = {
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 20000.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+}
 MODELS = {
     "llama_f32": ("llama", "Llama", {"num_hidden_layers": 1}, Type.F32),
     "llama_f16": ("llama", "Llama", {"tie_word_embeddings": False}, Type.F16),
@@ -53,7 +61,17 @@ MODELS = {
     "qwen2_q8_0": ("qwen2", "Qwen2", {"tie_word_embeddings": False}, Type.Q8_0),
     "qwen3_q4_0": ("qwen3", "Qwen3", {"head_dim": 32}, Type.Q4_0),
     "mistral_q8_0": ("llama", "Mistral", {"head_dim": 32, "sliding_window": 5}, Type.Q8_0),
-}
+    "gemma2_q8_0": ("gemma2", "Gemma2", GEMMA | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0}, Type.Q8_0),
+    # Seven layers: the sixth one sees all positions, as files of this architecture do not say.
+    "gemma3_q8_0": (
+        "gemma3", "Gemma3Text",
+        GEMMA | {"num_hidden_layers": 7, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2,
+                 "num_key_value_heads": 1, "rope_parameters": GEMMA3_POSITIONS},
+        Type.Q8_0,
+    ),
+    "phi3_q8_0": ("phi3", "Phi3", {"sliding_window": 5, "pad_token_id": None, "tie_word_embeddings": False}, Type.Q8_0),
+    "olmo2_q8_0": ("olmo2", "Olmo2", {"pad_token_id": None, "tie_word_embeddings": False}, Type.Q8_0),
+}  # fmt: skip
 BLOCKS = {
     "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm",
@@ -62,13 +80,22 @@ BLOCKS = {
 }  # fmt: skip
 
 
-def name_of(name):
+# What other architectures call the same, or have beside it.
+OTHERS = {
+    "post_feedforward_layernorm": "post_ffw_norm", "pre_feedforward_layernorm": "ffn_norm",
+    "self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up",
+}  # fmt: skip
+
+
+def name_of(name, architecture):
     whole = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
     module, kind = name.rsplit(".", 1)
     if module in whole:
         return f"{whole[module]}.{kind}"
     _, _, layer, module = module.split(".", 3)
-    return f"blk.{layer}.{BLOCKS[module]}.{kind}"
+    if module == "post_attention_layernorm" and architecture in ("gemma2", "gemma3", "olmo2"):
+        return f"blk.{layer}.post_attention_norm.{kind}"
+    return f"blk.{layer}.{(BLOCKS | OTHERS)[module]}.{kind}"
 
 
 def pairs(array, heads):
@@ -136,7 +163,7 @@ def make(name, architecture, family, options, kind, head_kind=None):
     config = getattr(transformers, f"{family}Config")(**sizes)
     torch.manual_seed(7)
     rng = np.random.default_rng(7)
-    model = getattr(transformers, f"{family}ForCausalLM")._from_config(config, attn_implementation="eager").eval()
+    model = getattr(transformers, f"{family.removesuffix('Text')}ForCausalLM")._from_config(config, attn_implementation="eager").eval()
     path = TARGET / f"{name}.gguf"
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(config.num_hidden_layers)
@@ -152,11 +179,17 @@ def make(name, architecture, family, options, kind, head_kind=None):
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
     head_dim = head_dim or config.hidden_size // config.num_attention_heads
-    if architecture == "llama":
+    if architecture in ("llama", "phi3"):
         writer.add_rope_dimension_count(head_dim)
+    if "attn_logit_softcapping" in sizes:
+        writer.add_attn_logit_softcapping(sizes["attn_logit_softcapping"])
+        writer.add_final_logit_softcapping(sizes["final_logit_softcapping"])
     if "sliding_window" in sizes:
         writer.add_sliding_window(sizes["sliding_window"])
-    if "rope_parameters" in sizes:
+    if architecture == "gemma3":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(sizes["rope_parameters"]["full_attention"]["factor"])
+    elif "rope_parameters" in sizes:
         write_factors(writer, model, sizes["rope_theta"])
     write_tokenizer(writer)
     with torch.no_grad():
@@ -174,11 +207,13 @@ def make(name, architecture, family, options, kind, head_kind=None):
             if heads:
                 array = pairs(array, heads)
             if array.ndim == 1:
-                writer.add_tensor(name_of(key), array)
+                # Files have the factors of a norm themselves, which the weights of Gemma are less 1.
+                factor = array + 1 if architecture.startswith("gemma") and key.endswith("norm.weight") else array
+                writer.add_tensor(name_of(key, architecture), factor)
                 continue
             own_kind = head_kind if head_kind and key.startswith("lm_head") else kind
             data, raw, back = stored(rng, array, own_kind)
-            writer.add_tensor(name_of(key), data, raw_dtype=raw)
+            writer.add_tensor(name_of(key, architecture), data, raw_dtype=raw)
             parameter.copy_(torch.from_numpy(unpaired(back, heads) if heads else back))
         logits = model(torch.tensor([PROMPT])).logits[0]
     writer.write_header_to_file()
@@ -188,9 +223,11 @@ def make(name, architecture, family, options, kind, head_kind=None):
     save_file({"logits": logits.contiguous()}, TARGET / f"{name}.safetensors")
     (TARGET / f"{name}.safetensors").chmod(0o644)
     # What transformers reads from the file itself, names and pairs of rows included. It knows no window of the
-    # architecture llama, no width of qwen3's heads, and no factors of rotary positions.
-    if family != "Mistral":
-        given = {"config": config} if family == "Qwen3" or "rope_parameters" in sizes else {}
+    # architecture llama, no width of qwen3's heads, no factors of rotary positions, not all of what the architectures of
+    # Gemma and Phi-3 imply, and no architecture olmo2.
+    if family not in ("Mistral", "Olmo2"):
+        is_given = family in ("Qwen3", "Phi3") or family.startswith("Gemma") or "rope_parameters" in sizes
+        given = {"config": config} if is_given else {}
         loaded = transformers.AutoModelForCausalLM.from_pretrained(
             TARGET, gguf_file=path.name, dtype=torch.float32, **given
         )
@@ -204,8 +241,10 @@ def make(name, architecture, family, options, kind, head_kind=None):
 def main():
     torch.set_num_threads(1)
     TARGET.mkdir(parents=True, exist_ok=True)
-    for name, model in MODELS.items():
-        make(name, *model)
+    for name in sys.argv[1:] or MODELS:
+        make(name, *MODELS[name])
+    if sys.argv[1:]:
+        return
     versions = {"transformers": transformers.__version__, "torch": torch.__version__.split("+")[0]}
     versions["gguf"] = __import__("importlib.metadata").metadata.version("gguf")
     values = (np.random.default_rng(3).standard_normal(128) * 0.3).astype(np.float32)

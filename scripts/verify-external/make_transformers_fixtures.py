@@ -2,7 +2,9 @@
 
     python3 -m venv venv
     venv/bin/pip install torch transformers tokenizers safetensors numpy
-    venv/bin/python scripts/verify-external/make_transformers_fixtures.py
+    venv/bin/python scripts/verify-external/make_transformers_fixtures.py [NAME...]
+
+With names, only those models are made anew.
 
 Each folder is what `save_pretrained` writes of a model with random weights, with a tokenizer trained on
 data/alice/alice.txt, and two files more:
@@ -14,6 +16,7 @@ expected.json         prompt, its tokens, the greedy continuation, the smallest 
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import torch
@@ -58,6 +61,24 @@ LLAMA3 = {
     "original_max_position_embeddings": 32,
 }
 
+
+
+def longrope(original):
+    return {
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.75,
+            "short_factor": [1.0, 1.5, 3.0],
+            "long_factor": [1.25, 3.0, 9.0],
+            "original_max_position_embeddings": original,
+        },
+        "original_max_position_embeddings": original,
+        "tie_word_embeddings": True,
+        "pad_token_id": None,
+    }
+
+
 # Family, configuration, type of the stored weights, bytes of a shard.
 MODELS = {
     "llama": ("Llama", {"tie_word_embeddings": True}, torch.float32, None),
@@ -76,6 +97,71 @@ MODELS = {
     "mistral": ("Mistral", {"sliding_window": 8, "head_dim": 8}, torch.bfloat16, None),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}, torch.float16, None),
     "qwen3": ("Qwen3", {"head_dim": 12, "tie_word_embeddings": True}, torch.bfloat16, None),
+    "qwen2_window": (
+        "Qwen2",
+        {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1, "tie_word_embeddings": True},
+        torch.bfloat16,
+        None,
+    ),
+    # Scores and logits of a random model are of the size of these bounds.
+    "gemma2": (
+        "Gemma2",
+        {
+            "head_dim": 12,
+            "query_pre_attn_scalar": 20,
+            "sliding_window": 6,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 12.0,
+            "pad_token_id": None,
+        },
+        torch.bfloat16,
+        None,
+    ),
+    "gemma3": (
+        "Gemma3Text",
+        {
+            "num_hidden_layers": 3,
+            "head_dim": 12,
+            "query_pre_attn_scalar": 20,
+            "sliding_window": 6,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 50000.0},
+            },
+            "pad_token_id": None,
+        },
+        torch.bfloat16,
+        None,
+    ),
+    "phi3": ("Phi3", {"sliding_window": 9, "pad_token_id": None}, torch.bfloat16, None),
+    "phi3_partial": (
+        "Phi3",
+        {
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+            "tie_word_embeddings": True,
+            "pad_token_id": None,
+        },
+        torch.bfloat16,
+        "40KB",
+    ),
+    # The prompt is longer than the first training's context, and without the long factors ("..._short") all is shorter.
+    "phi3_longrope": ("Phi3", longrope(16), torch.bfloat16, None),
+    "phi3_longrope_short": ("Phi3", longrope(96), torch.bfloat16, None),
+    "smollm3": ("SmolLM3", {"num_hidden_layers": 3, "no_rope_layers": [1, 0, 1], "pad_token_id": None}, torch.bfloat16, None),
+    "olmo2": ("Olmo2", {"pad_token_id": None}, torch.bfloat16, None),
+    "granite": (
+        "Granite",
+        {
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.5,
+            "residual_multiplier": 0.6,
+            "logits_scaling": 2.0,
+            "tie_word_embeddings": True,
+        },
+        torch.bfloat16,
+        None,
+    ),
 }
 
 
@@ -96,11 +182,14 @@ def make(name, family, options, dtype, shard, tokenizer, seed):
     """The expectations of a model, or None if its continuation hangs by too little."""
     config = getattr(transformers, f"{family}Config")(**(SIZES | options))
     torch.manual_seed(seed)
-    model = getattr(transformers, f"{family}ForCausalLM")._from_config(config, attn_implementation="eager")
+    model = getattr(transformers, f"{family.removesuffix('Text')}ForCausalLM")._from_config(config, attn_implementation="eager")
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             if key.endswith("norm.weight"):
                 parameter.add_(0.2 * torch.randn_like(parameter))
+            # The embeddings of Gemma are large: what the blocks add has to be, too, or a text is one token over and over.
+            if family.startswith("Gemma") and ".post_" in key:
+                parameter.add_(2.0)
             if key.endswith("bias"):
                 parameter.add_(0.1 * torch.randn_like(parameter))
             # The reference computes in float32 with the weights as they are stored. Buffers stay as they are: rotary
@@ -146,7 +235,8 @@ def make(name, family, options, dtype, shard, tokenizer, seed):
 def main():
     torch.set_num_threads(1)
     tokenizer = train_tokenizer()
-    for name, (family, options, dtype, shard) in MODELS.items():
+    for name in sys.argv[1:] or MODELS:
+        family, options, dtype, shard = MODELS[name]
         found = (make(name, family, options, dtype, shard, tokenizer, seed) for seed in range(500))
         expected = next(e for e in found if e is not None)
         folder = TARGET / name

@@ -9,7 +9,7 @@ use candle_transformers::models::llama::{Cache, Config, Llama};
 use meganeura::build::Builder;
 use meganeura::cpu::CpuDevice;
 use meganeura::llm::saving::{make_folder, save_config, save_weights};
-use meganeura::llm::{Checkpoint, Generator, GeneratorOptions, ModelConfig, Request, WeightStorage};
+use meganeura::llm::{Checkpoint, Generator, GeneratorOptions, ModelConfig, Projections, Request, WeightStorage};
 use meganeura::nn::models::{KV_POS, LOGITS_ROW, LlamaConfig, LogitsOf, TARGETS, TOKENS, language_model, preset};
 use meganeura::{Adam, Session};
 use serde_json::json;
@@ -37,7 +37,7 @@ pub(crate) fn checkpoint(folder: &Path) -> Result<()> {
     let (mut session, _) = Builder::on(device).inference().build(&model.graph(1))?;
     session.initialize_parameters(1);
     make_folder(folder)?;
-    save_weights(folder, &mut session, None)?;
+    save_weights(folder, &mut session, None, Projections::Separate)?;
     save_config(folder, &config, CONTEXT, None)?;
     Ok(())
 }

@@ -171,6 +171,41 @@ fn a_small_model_learns_the_text_that_ships_and_goes_on_with_it() {
     assert_eq!(generated(&merged, &[])["token_ids"], adapted["token_ids"]);
 }
 
+/// Checkpoints of other families keep their configuration and the names of their tensors.
+#[test]
+fn other_families_are_fine_tuned_whole_and_by_adapters() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name).to_str().expect("text").to_owned();
+    let data = root("data/alice/alice.txt");
+    let tokenizer = root("tests/fixtures/transformers/llama/tokenizer.json");
+    let tokenizer = tokenizer.to_str().expect("text");
+    for (family, tensor) in [
+        ("gemma3", "model.layers.2.post_feedforward_layernorm.weight"),
+        ("phi3", "model.layers.1.self_attn.qkv_proj.weight"),
+    ] {
+        let model = root("tests/fixtures/transformers").join(family);
+        let model = model.to_str().expect("text");
+        let args = ["--tokenizer", tokenizer, "--seq", "16", "--batch", "2", "--steps", "3"];
+        let [whole, merged] = ["whole", "merged"].map(|name| path(&format!("{family}-{name}")));
+        trained(&data, model, &[&args[..], &["--out", &whole]].concat());
+        let adapting = ["--lora", "2", "--lora-targets", "all", "--merge", "--out", &merged];
+        trained(&data, model, &[&args[..], &adapting].concat());
+        for out in [whole, merged] {
+            let config = std::fs::read_to_string(Path::new(&out).join("config.json")).expect("written");
+            let config: Value = serde_json::from_str(&config).expect("json");
+            assert!(
+                config["model_type"].as_str().is_some_and(|ty| ty.starts_with(family)),
+                "{config}"
+            );
+            let stored = std::fs::read(Path::new(&out).join("model.safetensors")).expect("written");
+            let quoted = format!("\"{tensor}\"");
+            assert!(stored.windows(quoted.len()).any(|w| w == quoted.as_bytes()), "{tensor}");
+            let text = generated(&out, &["--temperature", "0"]);
+            assert_eq!(text["token_ids"].as_array().map(Vec::len), Some(12), "{text}");
+        }
+    }
+}
+
 #[test]
 fn a_run_that_was_ended_goes_on_and_a_checkpoint_learns_as_a_whole() {
     let folder = tempfile::tempdir().expect("a folder");

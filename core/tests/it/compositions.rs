@@ -9,18 +9,18 @@ use meganeura_core::random::SplitMix64;
 use meganeura_core::reference::evaluate;
 use meganeura_core::{DType, NodeId};
 
-type Feeds = HashMap<String, Vec<f64>>;
+pub(crate) type Feeds = HashMap<String, Vec<f64>>;
 
-fn numbers(len: usize, seed: u64) -> Vec<f64> {
+pub(crate) fn numbers(len: usize, seed: u64) -> Vec<f64> {
     let mut rng = SplitMix64::new(seed);
     (0..len).map(|_| f64::from((rng.unit() * 4.0 - 2.0) as f32)).collect()
 }
 
-fn feeds(values: &[(&str, Vec<f64>)]) -> Feeds {
+pub(crate) fn feeds(values: &[(&str, Vec<f64>)]) -> Feeds {
     values.iter().map(|(n, v)| ((*n).to_owned(), v.clone())).collect()
 }
 
-fn value(g: &Graph, node: NodeId, feeds: &Feeds) -> Vec<f64> {
+pub(crate) fn value(g: &Graph, node: NodeId, feeds: &Feeds) -> Vec<f64> {
     evaluate(g, feeds)
         .expect("evaluates")
         .get(node)
@@ -30,7 +30,7 @@ fn value(g: &Graph, node: NodeId, feeds: &Feeds) -> Vec<f64> {
 }
 
 /// Derivatives by every input that wants one of a loss that weighs each element of the result differently.
-fn check_gradients(mut g: Graph, y: NodeId, feeds: &Feeds) {
+pub(crate) fn check_gradients(mut g: Graph, y: NodeId, feeds: &Feeds) {
     let shape = g.shape(y).to_vec();
     let weights = numbers(shape.iter().product(), 91).iter().map(|w| *w as f32).collect();
     let weights = g.constant(weights, &shape);

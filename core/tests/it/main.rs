@@ -2,6 +2,7 @@
 
 mod attention;
 mod attributes;
+mod capped_attention;
 #[path = "../common/mod.rs"]
 mod common;
 mod communicators;
@@ -19,5 +20,6 @@ mod rejections_attention;
 mod rejections_basic;
 mod rejections_nn;
 mod rejections_recurrent;
+mod rope_speeds;
 mod signatures;
 mod splice;

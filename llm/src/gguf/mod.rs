@@ -144,6 +144,7 @@ impl Gguf {
     /// The tensors under the names that checkpoints have.
     pub(crate) fn shard(self) -> Result<Shard> {
         let heads = self.paired_heads()?;
+        let architecture = self.architecture()?.to_owned();
         let mut tensors = BTreeMap::new();
         for (name, info) in &self.tensors {
             if name == names::FREQUENCIES {
@@ -163,7 +164,7 @@ impl Gguf {
                     None => None,
                 }),
             };
-            tensors.insert(names::of_checkpoint(name), entry);
+            tensors.insert(names::of_checkpoint(&architecture, name), entry);
         }
         Ok(Shard {
             path: self.path,

@@ -1,14 +1,19 @@
 //! What the metadata says of a model.
 
 use meganeura_core::{Error, Result};
-use serde_json::json;
+use serde_json::{Value as Json, json};
 
 use super::{Gguf, names};
 use crate::tensors::element::Element;
 
+/// Architectures that are known.
+const ARCHITECTURES: &[&str] = &[
+    "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "olmo2",
+];
+
 impl Gguf {
     /// The architecture, which is also the prefix of its keys.
-    fn architecture(&self) -> Result<&str> {
+    pub(super) fn architecture(&self) -> Result<&str> {
         Ok(self.text("general.architecture")?.unwrap_or(""))
     }
 
@@ -66,11 +71,11 @@ impl Gguf {
     /// # Errors
     /// [`Error::File`]: an architecture or an option that is not supported, numbers that are missing or belong to other
     /// tensors than there are.
-    pub(crate) fn config(&self, families: &[&str]) -> Result<String> {
+    pub(crate) fn config(&self) -> Result<String> {
         let architecture = self.architecture()?;
-        if !families.contains(&architecture) {
+        if !ARCHITECTURES.contains(&architecture) {
             let what = format!("a model of architecture '{architecture}'");
-            return Err(self.unsupported(what, &format!("supported are {}", families.join(", "))));
+            return Err(self.unsupported(what, &format!("supported are {}", ARCHITECTURES.join(", "))));
         }
         let dim = self.needed("embedding_length")?;
         let [heads, kv_heads] = self.heads()?;
@@ -91,8 +96,12 @@ impl Gguf {
         if self.own_count("expert_count")?.is_some_and(|experts| experts > 0) {
             return Err(self.unsupported("a mixture of experts", "use a model without experts"));
         }
-        if rotated.is_some_and(|rotated| rotated != head_dim) {
+        if architecture != "phi3" && rotated.is_some_and(|rotated| rotated != head_dim) {
             return Err(self.unsupported("heads of which only a part is rotated", "use another model"));
+        }
+        if self.tensors.contains_key(names::LONG_FACTORS) {
+            let what = format!("rotary positions of type 'longrope' ('{}')", names::LONG_FACTORS);
+            return Err(self.unsupported(what, "use a model whose context was not extended so"));
         }
         // Their sizes are not known, so nothing was compared with the file's.
         if let Some((name, info)) = self.tensors.iter().find(|(_, info)| info.element.is_none()) {
@@ -105,13 +114,14 @@ impl Gguf {
         let window = self.own_count("attention.sliding_window")?.filter(|&window| window > 0);
         let family = match (architecture, window) {
             ("llama", Some(_)) => "mistral",
+            ("gemma3", _) => "gemma3_text",
             (family, _) => family,
         };
         let mut stop = Vec::new();
         for mark in ["eos", "eot", "eom"] {
             stop.extend(self.mark_id(mark)?.filter(|id| !stop.contains(id)));
         }
-        let fields = json!({
+        let mut fields = json!({
             "model_type": family,
             "vocab_size": vocab,
             "hidden_size": dim,
@@ -130,7 +140,47 @@ impl Gguf {
             "sliding_window": window,
             "eos_token_id": stop,
         });
+        let others = match architecture {
+            "gemma2" | "gemma3" => self.of_gemma(dim, heads, head_dim)?,
+            // Half a feature more, so that what a part of a head comes to is not rounded down to fewer.
+            "phi3" => rotated.filter(|&rotated| rotated != head_dim).map_or(
+                json!({}),
+                |rotated| json!({ "partial_rotary_factor": (rotated as f64 + 0.5) / head_dim as f64 }),
+            ),
+            _ => json!({}),
+        };
+        if let (Some(fields), Json::Object(others)) = (fields.as_object_mut(), others) {
+            fields.extend(others);
+        }
         Ok(fields.to_string())
+    }
+
+    /// What a `config.json` of Gemma 2 or 3 has beside that of others. What files leave out is as llama.cpp has it.
+    fn of_gemma(&self, dim: u64, heads: u64, head_dim: u64) -> Result<Json> {
+        let blocks = self.needed("block_count")?;
+        let is_third = self.architecture()? == "gemma3";
+        // The models of 27 billion weights, which only their blocks tell, divide by the root of an even share.
+        let of_27b = if is_third { 62 } else { 46 };
+        let scalar = if blocks == of_27b { dim / heads } else { head_dim };
+        let mut fields = json!({ "query_pre_attn_scalar": scalar });
+        for (name, key) in [
+            ("attn_logit_softcapping", "attn_logit_softcapping"),
+            ("final_logit_softcapping", "final_logit_softcapping"),
+            ("rope_local_base_freq", "rope.freq_base_swa"),
+        ] {
+            if let Some(number) = self.float(&self.own(key)?)? {
+                fields[name] = json!(number);
+            }
+        }
+        if is_third {
+            let every = self.own_count("attention.sliding_window_pattern")?;
+            if let Some(every) = every {
+                fields["sliding_window_pattern"] = json!(every);
+            }
+        } else if self.own_count("attention.sliding_window")?.is_none() {
+            fields["sliding_window"] = json!(4096);
+        }
+        Ok(fields)
     }
 
     /// Sizes are those of the first block's tensors, and there are tensors for every block: a graph is built of them.
@@ -143,11 +193,19 @@ impl Gguf {
             )));
         }
         let hidden = self.needed("feed_forward_length")?;
-        for (name, wanted) in [
+        let fused = [(
+            "blk.0.attn_qkv.weight",
+            [queries.saturating_add(keys.saturating_mul(2)), dim],
+        )];
+        let separate = [
             ("blk.0.attn_q.weight", [queries, dim]),
             ("blk.0.attn_k.weight", [keys, dim]),
-            ("blk.0.ffn_down.weight", [dim, hidden]),
-        ] {
+        ];
+        let projections: &[(&str, [u64; 2])] = match self.architecture()? {
+            "phi3" => &fused,
+            _ => &separate,
+        };
+        for &(name, wanted) in projections.iter().chain(&[("blk.0.ffn_down.weight", [dim, hidden])]) {
             let found = self.matrix(name)?.map(|size| size as u64);
             if found != wanted {
                 return Err(self.damaged(format!("'{name}' is {found:?}, and {wanted:?} by its metadata")));

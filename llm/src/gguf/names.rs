@@ -7,8 +7,11 @@ pub(super) const EMBEDDING: &str = "token_embd.weight";
 /// The projection to logits, where it is not the table.
 pub(super) const HEAD: &str = "output.weight";
 
+/// Factors of rotary positions for contexts of two lengths, of which there is one each.
+pub(super) const LONG_FACTORS: &str = "rope_factors_long.weight";
+
 /// Modules of a block, as GGUF and as checkpoints call them.
-const OF_BLOCKS: [(&str, &str); 11] = [
+const OF_BLOCKS: [(&str, &str); 14] = [
     ("attn_norm", "input_layernorm"),
     ("attn_q", "self_attn.q_proj"),
     ("attn_k", "self_attn.k_proj"),
@@ -20,7 +23,32 @@ const OF_BLOCKS: [(&str, &str); 11] = [
     ("ffn_gate", "mlp.gate_proj"),
     ("ffn_up", "mlp.up_proj"),
     ("ffn_down", "mlp.down_proj"),
+    ("post_attention_norm", "post_attention_layernorm"),
+    ("post_ffw_norm", "post_feedforward_layernorm"),
+    ("attn_qkv", "self_attn.qkv_proj"),
 ];
+
+/// Modules that are something else in some architectures.
+const EXCEPTIONS: [(&str, &str, &str); 3] = [
+    // Where attention has a norm at its end, too.
+    ("gemma2", "ffn_norm", "pre_feedforward_layernorm"),
+    ("gemma3", "ffn_norm", "pre_feedforward_layernorm"),
+    // The gate is the first half of it.
+    ("phi3", "ffn_up", "mlp.gate_up_proj"),
+];
+
+/// What checkpoints call a module of a block.
+fn module_of(architecture: &str, module: &str) -> Option<&'static str> {
+    let mut exceptions = EXCEPTIONS.iter();
+    let exception = exceptions.find(|(of, own, _)| *of == architecture && *own == module);
+    let usual = || {
+        OF_BLOCKS
+            .iter()
+            .find(|(own, _)| *own == module)
+            .map(|(_, module)| *module)
+    };
+    exception.map(|(_, _, module)| *module).or_else(usual)
+}
 
 /// Number, module and the rest of a block's tensor: `blk.3.attn_q.weight`.
 fn of_block(name: &str) -> Option<(&str, &str, &str)> {
@@ -29,7 +57,7 @@ fn of_block(name: &str) -> Option<(&str, &str, &str)> {
 }
 
 /// The name of a tensor in a checkpoint; that of one that is in none stays.
-pub(super) fn of_checkpoint(name: &str) -> String {
+pub(super) fn of_checkpoint(architecture: &str, name: &str) -> String {
     match name {
         EMBEDDING => return "model.embed_tokens.weight".into(),
         HEAD => return "lm_head.weight".into(),
@@ -37,7 +65,7 @@ pub(super) fn of_checkpoint(name: &str) -> String {
         _ => {}
     }
     let known = of_block(name).and_then(|(number, module, rest)| {
-        let (_, module) = OF_BLOCKS.iter().find(|(own, _)| *own == module)?;
+        let module = module_of(architecture, module)?;
         Some(format!("model.layers.{number}.{module}.{rest}"))
     });
     known.unwrap_or_else(|| name.to_owned())
@@ -66,15 +94,22 @@ mod tests {
     #[test]
     fn names_of_blocks_and_others() {
         assert_eq!(
-            of_checkpoint("blk.12.ffn_down.weight"),
+            of_checkpoint("llama", "blk.12.ffn_down.weight"),
             "model.layers.12.mlp.down_proj.weight"
         );
+        for (architecture, module) in [
+            ("llama", "post_attention_layernorm"),
+            ("gemma3", "pre_feedforward_layernorm"),
+        ] {
+            let name = of_checkpoint(architecture, "blk.1.ffn_norm.weight");
+            assert_eq!(name, format!("model.layers.1.{module}.weight"));
+        }
         assert_eq!(
-            of_checkpoint("blk.0.attn_k.bias"),
+            of_checkpoint("qwen2", "blk.0.attn_k.bias"),
             "model.layers.0.self_attn.k_proj.bias"
         );
-        assert_eq!(of_checkpoint("blk.0.ssm_a"), "blk.0.ssm_a");
-        assert_eq!(of_checkpoint("output.weight"), "lm_head.weight");
+        assert_eq!(of_checkpoint("llama", "blk.0.ssm_a"), "blk.0.ssm_a");
+        assert_eq!(of_checkpoint("llama", "output.weight"), "lm_head.weight");
         assert_eq!(paired("blk.1.attn_q.weight"), Some(Paired::Queries));
         assert_eq!(paired("blk.1.attn_q_norm.weight"), None);
     }

@@ -2,4 +2,5 @@
 
 pub(crate) mod convert;
 pub(crate) mod element;
+pub(crate) mod layout;
 pub(crate) mod shard;

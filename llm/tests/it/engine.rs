@@ -122,6 +122,23 @@ fn together(model: &str, options: EngineOptions) -> (Vec<Vec<u32>>, EngineCounts
 }
 
 #[test]
+fn factors_of_positions_go_with_the_context_of_the_engine() {
+    let model = "phi3_longrope_short";
+    let expected = expected(model);
+    let options = EngineOptions {
+        sequences: 1,
+        context: Some(96),
+        ..EngineOptions::default()
+    };
+    let mut engine = engine(model, options);
+    let id = engine
+        .submit(request(&ids(&expected["prompt_ids"]), 64))
+        .expect("a sequence");
+    let found = finish(&mut engine).remove(&id).expect("an outcome");
+    assert_eq!(found.tokens, ids(&expected["continuation"]));
+}
+
+#[test]
 fn greedy_continuations_are_those_of_transformers() {
     for model in MODELS {
         let expected = expected(model);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use meganeura_compiler::build::Builder;
 use meganeura_core::{Adam, Session};
 use meganeura_cpu::CpuDevice;
-use meganeura_llm::{Adapters, Checkpoint, Generator, GeneratorOptions, ModelConfig, Request, saving};
+use meganeura_llm::{Adapters, Checkpoint, Generator, GeneratorOptions, ModelConfig, Projections, Request, saving};
 use meganeura_nn::layers::LoraConfig;
 use meganeura_nn::models::{LlamaConfig, TARGETS, TOKENS, language_model};
 use safetensors::SafeTensors;
@@ -167,7 +167,7 @@ fn what_is_saved_is_what_was_trained() {
     // A whole model.
     let merged = tempfile::tempdir().expect("a folder");
     saving::copy_descriptions(&model(), merged.path()).expect("copied");
-    saving::save_weights(merged.path(), &mut session, Some(&config)).expect("saved");
+    saving::save_weights(merged.path(), &mut session, Some(&config), Projections::Separate).expect("saved");
     let found = logits(merged.path(), None, &prompt);
     assert!(off(&found, &wanted) < 1e-6, "off by {}", off(&found, &wanted));
 

@@ -3,6 +3,7 @@
 mod bad_input;
 mod embeddings;
 mod engine;
+mod families;
 mod finetuning;
 mod gguf;
 #[path = "../../../tests/common/one_token.rs"]

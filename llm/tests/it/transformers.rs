@@ -18,7 +18,23 @@ use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 
-pub(crate) const MODELS: [&str; 6] = ["llama", "llama_sharded", "llama_linear", "mistral", "qwen2", "qwen3"];
+pub(crate) const MODELS: [&str; 15] = [
+    "llama",
+    "llama_sharded",
+    "llama_linear",
+    "mistral",
+    "qwen2",
+    "qwen2_window",
+    "qwen3",
+    "gemma2",
+    "gemma3",
+    "phi3",
+    "phi3_partial",
+    "phi3_longrope",
+    "smollm3",
+    "olmo2",
+    "granite",
+];
 /// Of the largest logit.
 const TOLERANCE: f32 = 1e-4;
 
@@ -37,7 +53,7 @@ pub(crate) fn ids(value: &Value) -> Vec<u32> {
     list.map(|id| id.as_u64().expect("a token") as u32).collect()
 }
 
-fn logits(model: &str) -> Vec<f32> {
+pub(crate) fn logits(model: &str) -> Vec<f32> {
     let bytes = std::fs::read(folder(model).join("expected.safetensors")).expect("a fixture");
     let tensors = SafeTensors::deserialize(&bytes).expect("safetensors");
     let data = tensors.tensor("logits").expect("logits").data();
@@ -154,7 +170,16 @@ fn rounded(model: &str, weights: WeightStorage) -> tempfile::TempDir {
 
 #[test]
 fn packed_weights_are_the_rounded_numbers() {
-    for model in ["llama", "llama_linear", "mistral", "qwen2", "qwen3"] {
+    for model in [
+        "llama",
+        "llama_linear",
+        "mistral",
+        "qwen2",
+        "qwen3",
+        "gemma3",
+        "phi3",
+        "olmo2",
+    ] {
         let prompt = ids(&expected(model)["prompt_ids"]);
         for weights in [WeightStorage::F16, WeightStorage::Q8, WeightStorage::Q4] {
             let folder = rounded(model, weights);

@@ -43,6 +43,7 @@ mod embedding;
 mod encoder_block;
 mod layer_norm;
 mod linear;
+mod longrope;
 mod lora;
 mod position_embedding;
 mod recurrent;
@@ -59,12 +60,13 @@ pub use embedding::{Embedding, EmbeddingConfig};
 pub use encoder_block::{EncoderBlock, EncoderBlockConfig};
 pub use layer_norm::{LayerNorm, LayerNormConfig};
 pub use linear::{Linear, LinearConfig};
+pub use longrope::LongRope;
 pub(crate) use lora::LORA_PART;
 pub use lora::{LORA_LAYERS, LoraConfig, LoraTargets};
 pub use position_embedding::PositionEmbedding;
 pub use recurrent::{Gru, GruStates, Lstm, LstmStates, RecurrentConfig, Rnn, RnnActivation, RnnStates};
 pub use rms_norm::RmsNorm;
-pub use self_attention::{PagedRows, SelfAttention, SelfAttentionConfig, WithKv};
+pub use self_attention::{PagedRows, QkNorm, SelfAttention, SelfAttentionConfig, WithKv};
 pub use stored::WeightStorage;
 
 use meganeura_core::{Graph, NodeId};
@@ -147,6 +149,17 @@ pub(crate) fn check_heads(
         ));
     }
     Ok(())
+}
+
+/// Features of a head that are rotated.
+pub(crate) fn check_rotary_dim(rotated: usize, head_dim: usize) -> Result<(), Fault> {
+    match rotated > 0 && rotated <= head_dim && rotated.is_multiple_of(2) {
+        true => Ok(()),
+        false => Err((
+            format!("rotary_dim is {rotated} of {head_dim} features of a head"),
+            "the rotary embedding turns pairs of features: an even number from 2 to those of a head",
+        )),
+    }
 }
 
 /// Rejects the graph when one of a layer's sizes is 0: it would compute nothing. Returns the poisoned node

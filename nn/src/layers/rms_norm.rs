@@ -14,6 +14,7 @@ pub struct RmsNorm {
     /// `f32 [dim]`.
     pub weight: NodeId,
     eps: f32,
+    zero_centered: bool,
 }
 
 impl RmsNorm {
@@ -21,15 +22,29 @@ impl RmsNorm {
     /// square, 1e-5 or 1e-6 in published models.
     #[track_caller]
     pub fn new(g: &mut Graph, name: &str, dim: usize, eps: f32) -> Self {
+        RmsNorm::build(g, name, dim, eps, false)
+    }
+
+    /// [`RmsNorm::new`] with `{name}.weight [dim]` (zeros), whose factors are `1 + weight`: weight decay pulls them to 1
+    /// (Gemma; `zero_centered_gamma` of Transformer Engine).
+    #[track_caller]
+    pub fn zero_centered(g: &mut Graph, name: &str, dim: usize, eps: f32) -> Self {
+        RmsNorm::build(g, name, dim, eps, true)
+    }
+
+    #[track_caller]
+    fn build(g: &mut Graph, name: &str, dim: usize, eps: f32, zero_centered: bool) -> Self {
         g.at_caller(|g| {
             let layer = format!("rms_norm '{name}'");
             let poison = reject_zero_sizes(g, &layer, &[("features", dim)]);
             let poison = poison.or_else(|| reject(g, &layer, check_eps(eps)));
+            let init = if zero_centered { Init::Zeros } else { Init::Ones };
             RmsNorm {
                 name: name.to_owned(),
                 dim,
-                weight: poison.unwrap_or_else(|| g.parameter_with(&scoped(name, "weight"), &[dim], Init::Ones)),
+                weight: poison.unwrap_or_else(|| g.parameter_with(&scoped(name, "weight"), &[dim], init)),
                 eps,
+                zero_centered,
             }
         })
     }
@@ -39,7 +54,14 @@ impl RmsNorm {
     pub fn forward(&self, g: &mut Graph, x: impl Into<Value>) -> NodeId {
         let (x, name) = (x.into(), &self.name);
         g.within(format!("rms_norm '{name}' ({} features)", self.dim), |g| {
-            let y = g.rms_norm(x, self.weight, self.eps);
+            let factors = match self.zero_centered {
+                true => {
+                    let one = g.scalar(1.0);
+                    g.add(self.weight, one)
+                }
+                false => self.weight,
+            };
+            let y = g.rms_norm(x, factors, self.eps);
             g.named(y, name)
         })
     }

@@ -5,9 +5,22 @@ use meganeura_core::ops::{AttentionOptions, RopeScaling};
 use meganeura_core::{DType, Graph, Init, NodeId};
 
 use super::{
-    Fault, Linear, LinearConfig, LoraConfig, RmsNorm, WeightStorage, check_eps, check_heads, check_theta, reject,
-    scoped,
+    Fault, Linear, LinearConfig, LongRope, LoraConfig, RmsNorm, WeightStorage, check_eps, check_heads,
+    check_rotary_dim, check_theta, reject, scoped,
 };
+
+/// Norms of queries and keys.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum QkNorm {
+    /// None.
+    #[default]
+    None,
+    /// Of each head, with weights `[head_dim]` that all heads share (Qwen3, Gemma 3).
+    PerHead,
+    /// Of the features of all heads together, with weights `[heads * head_dim]` of queries and `[kv_heads * head_dim]` of
+    /// keys (OLMo 2).
+    AllHeads,
+}
 
 /// Options of a [`SelfAttention`] layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -21,9 +34,16 @@ pub struct SelfAttentionConfig {
     bias: [bool; 2],
     causal: bool,
     window: Option<u32>,
+    scale: Option<f32>,
+    softcap: Option<f32>,
     rope: Option<f32>,
     scaling: RopeScaling,
-    head_norm: Option<f32>,
+    longrope: Option<LongRope>,
+    /// All features of a head if not given.
+    rotary_dim: Option<usize>,
+    qk_norm: QkNorm,
+    eps: f32,
+    zero_centered_norms: bool,
     lora: Option<LoraConfig>,
     storage: WeightStorage,
 }
@@ -40,9 +60,15 @@ impl SelfAttentionConfig {
             bias: [false; 2],
             causal: false,
             window: None,
+            scale: None,
+            softcap: None,
             rope: None,
             scaling: RopeScaling::None,
-            head_norm: None,
+            longrope: None,
+            rotary_dim: None,
+            qk_norm: QkNorm::None,
+            eps: 1e-6,
+            zero_centered_norms: false,
             lora: None,
             storage: WeightStorage::F32,
         }
@@ -104,11 +130,54 @@ impl SelfAttentionConfig {
         self
     }
 
+    /// Factors of the rotary embedding's speeds for each pair of a head, in place of [`Self::rope_scaling`].
+    #[must_use]
+    pub fn longrope(mut self, longrope: LongRope) -> Self {
+        self.longrope = Some(longrope);
+        self
+    }
+
+    /// Rotates only the first features of each head, an even number; the others stay as they are
+    /// (`partial_rotary_factor`; GPT-NeoX, Black et al., 2022).
+    #[must_use]
+    pub fn rotary_dim(mut self, rotary_dim: usize) -> Self {
+        self.rotary_dim = Some(rotary_dim);
+        self
+    }
+
     /// A root-mean-square norm of each head of queries and keys, before their rotation, with this number added to the
     /// mean square (query-key normalisation; Henry et al., 2020).
     #[must_use]
-    pub fn head_norm(mut self, eps: f32) -> Self {
-        self.head_norm = Some(eps);
+    pub fn head_norm(self, eps: f32) -> Self {
+        self.qk_norm(QkNorm::PerHead, eps)
+    }
+
+    /// Root-mean-square norms of queries and keys, before their rotation, with this number added to the mean square.
+    #[must_use]
+    pub fn qk_norm(mut self, qk_norm: QkNorm, eps: f32) -> Self {
+        self.qk_norm = qk_norm;
+        self.eps = eps;
+        self
+    }
+
+    /// Whether these norms multiply by `1 + weight`: see [`RmsNorm::zero_centered`].
+    #[must_use]
+    pub fn zero_centered_norms(mut self, zero_centered: bool) -> Self {
+        self.zero_centered_norms = zero_centered;
+        self
+    }
+
+    /// Factor of the scores, if not `1 / sqrt(head_dim)`.
+    #[must_use]
+    pub fn scale(mut self, scale: Option<f32>) -> Self {
+        self.scale = scale;
+        self
+    }
+
+    /// Bound of the scores, if there is one: see [`AttentionOptions::softcap`].
+    #[must_use]
+    pub fn softcap(mut self, softcap: Option<f32>) -> Self {
+        self.softcap = softcap;
         self
     }
 
@@ -143,7 +212,13 @@ impl SelfAttentionConfig {
             self.rope.is_some(),
         )?;
         self.rope.map_or(Ok(()), check_theta)?;
-        self.head_norm.map_or(Ok(()), check_eps)?;
+        check_eps(self.eps)?;
+        if let Some(rotated) = self.rotary_dim {
+            check_rotary_dim(rotated, self.head_dim_or_part())?;
+        }
+        if let Some(longrope) = self.longrope {
+            longrope.check(self.rotary_dim.unwrap_or(self.head_dim_or_part()) / 2)?;
+        }
         match self.window {
             Some(0) => Err((
                 "window is 0".into(),
@@ -168,7 +243,7 @@ impl SelfAttentionConfig {
     }
 
     /// Registers `{name}.q_proj`, `k_proj`, `v_proj` and `o_proj`, each a [`Linear`] layer with Xavier weights, and with
-    /// norms of heads `{name}.q_norm` and `k_norm`.
+    /// norms of queries and keys `{name}.q_norm` and `k_norm`.
     #[track_caller]
     pub fn build(self, g: &mut Graph, name: &str) -> SelfAttention {
         reject(g, &format!("self_attention '{name}'"), self.check());
@@ -181,9 +256,17 @@ impl SelfAttentionConfig {
         let own = self.heads.saturating_mul(head_dim);
         let shared = self.kv_width();
         let [inward, outward] = self.bias;
-        let head_norms = self.head_norm.map(|eps| {
-            let norm = |g: &mut Graph, child| RmsNorm::new(g, &scoped(name, child), head_dim, eps);
-            [norm(g, "q_norm"), norm(g, "k_norm")]
+        let widths = match self.qk_norm {
+            QkNorm::None => None,
+            QkNorm::PerHead => Some([head_dim; 2]),
+            QkNorm::AllHeads => Some([own, shared]),
+        };
+        let qk_norms = widths.map(|[of_q, of_k]| {
+            let norm = |g: &mut Graph, child, width| match self.zero_centered_norms {
+                true => RmsNorm::zero_centered(g, &scoped(name, child), width, self.eps),
+                false => RmsNorm::new(g, &scoped(name, child), width, self.eps),
+            };
+            [norm(g, "q_norm", of_q), norm(g, "k_norm", of_k)]
         });
         SelfAttention {
             name: name.to_owned(),
@@ -191,7 +274,7 @@ impl SelfAttentionConfig {
             k: self.project(g, &scoped(name, "k_proj"), [self.dim, shared], inward),
             v: self.project(g, &scoped(name, "v_proj"), [self.dim, shared], inward),
             o: self.project(g, &scoped(name, "o_proj"), [own, self.dim], outward),
-            head_norms,
+            qk_norms,
             config: self,
         }
     }
@@ -217,7 +300,7 @@ pub struct SelfAttention {
     v: Linear,
     o: Linear,
     /// Of queries and of keys.
-    head_norms: Option<[RmsNorm; 2]>,
+    qk_norms: Option<[RmsNorm; 2]>,
 }
 
 /// A result of [`SelfAttention::forward_with_kv`].
@@ -253,7 +336,7 @@ impl SelfAttention {
     pub fn forward_with_kv(&self, g: &mut Graph, x: impl Into<Value>) -> WithKv {
         let x = x.into();
         g.within(self.config.description(&self.name), |g| {
-            let [q, k, v] = self.heads(g, x, None);
+            let [q, k, v] = self.heads(g, x, Place::whole(g, x));
             let y = g.attention(q, k, v, self.options());
             WithKv {
                 y: self.finish(g, y),
@@ -269,7 +352,7 @@ impl SelfAttention {
     pub fn forward_masked(&self, g: &mut Graph, x: impl Into<Value>, mask: impl Into<Value>) -> NodeId {
         let (x, mask) = (x.into(), mask.into());
         g.within(self.config.description(&self.name), |g| {
-            let [q, k, v] = self.heads(g, x, None);
+            let [q, k, v] = self.heads(g, x, Place::whole(g, x));
             let y = g.masked_attention(q, k, v, mask, self.options());
             self.finish(g, y)
         })
@@ -282,7 +365,7 @@ impl SelfAttention {
     pub fn forward_cached(&self, g: &mut Graph, x: impl Into<Value>, cache: [NodeId; 2], kv_pos: NodeId) -> NodeId {
         let x = x.into();
         g.within(self.config.description(&self.name), |g| {
-            let [q, k, v] = self.heads(g, x, Some(kv_pos));
+            let [q, k, v] = self.heads(g, x, Place::of(kv_pos, rows_of(g, cache[0].into())));
             let [k, v] = [(k, cache[0]), (v, cache[1])].map(|(new, cache)| {
                 let written = g.cache_write(new, cache, kv_pos);
                 g.named(written, &self.name)
@@ -302,7 +385,9 @@ impl SelfAttention {
             // Positions are given for sequences: each row is one.
             let rows = g.shape(x).first().copied().unwrap_or_default();
             let of_sequences = g.reshape(x, &[rows, 1, self.config.dim]);
-            let [q, k, v] = self.heads(g, of_sequences.into(), Some(at.positions)).map(|y| {
+            let blocks = g.shape(at.block_table).last().copied().unwrap_or_default();
+            let place = Place::of(at.positions, blocks.saturating_mul(rows_of(g, cache[0].into())));
+            let [q, k, v] = self.heads(g, of_sequences.into(), place).map(|y| {
                 let width = g.shape(y).last().copied().unwrap_or_default();
                 g.reshape(y, &[rows, width])
             });
@@ -315,15 +400,18 @@ impl SelfAttention {
         })
     }
 
-    /// Queries, keys and values of rows from a position on, which is 0 without one.
-    fn heads(&self, g: &mut Graph, x: Value, position: Option<NodeId>) -> [NodeId; 3] {
+    /// Queries, keys and values of rows that stand there.
+    fn heads(&self, g: &mut Graph, x: Value, place: Place) -> [NodeId; 3] {
         let [mut q, mut k, v] = [&self.q, &self.k, &self.v].map(|layer| layer.forward(g, x));
-        if let Some([of_q, of_k]) = &self.head_norms {
-            [q, k] = [(q, of_q), (k, of_k)].map(|(x, norm)| self.normalize(g, x, norm));
+        if let Some([of_q, of_k]) = &self.qk_norms {
+            [q, k] = [(q, of_q), (k, of_k)].map(|(x, norm)| match self.config.qk_norm {
+                QkNorm::AllHeads => norm.forward(g, x),
+                _ => self.normalize(g, x, norm),
+            });
         }
         if let Some(theta) = self.config.rope {
             [q, k] = [q, k].map(|x| {
-                let y = self.rotate(g, x, theta, position);
+                let y = self.rotate(g, x, theta, place);
                 g.named(y, &self.name)
             });
         }
@@ -342,11 +430,32 @@ impl SelfAttention {
         g.reshape(y, &shape)
     }
 
-    fn rotate(&self, g: &mut Graph, x: NodeId, theta: f32, position: Option<NodeId>) -> NodeId {
-        let (head_dim, scaling) = (narrow(self.config.head_dim_or_part()), self.config.scaling);
-        let position = match position {
-            Some(position) => position,
-            None if scaling == RopeScaling::None => return g.rope(x, theta, head_dim),
+    fn rotate(&self, g: &mut Graph, x: NodeId, theta: f32, place: Place) -> NodeId {
+        let head_dim = self.config.head_dim_or_part();
+        let Some(rotated) = self.config.rotary_dim.filter(|&rotated| rotated < head_dim) else {
+            return self.rotate_heads(g, x, theta, place, head_dim);
+        };
+        let shape = g.shape(x).to_vec();
+        let Some((&width, rows)) = shape.split_last() else {
+            return x;
+        };
+        let heads = width.checked_div(head_dim).unwrap_or(0);
+        let split = g.reshape(x, &[rows, &[heads, head_dim]].concat());
+        let first = g.slice_axis(split, -1, 0, rotated);
+        let first = g.reshape(first, &[rows, &[heads * rotated]].concat());
+        let first = self.rotate_heads(g, first, theta, place, rotated);
+        let first = g.reshape(first, &[rows, &[heads, rotated]].concat());
+        let rest = g.slice_axis(split, -1, rotated, head_dim);
+        let joined = g.concat(&[first, rest], -1);
+        g.reshape(joined, &shape)
+    }
+
+    /// All features of heads of this width.
+    fn rotate_heads(&self, g: &mut Graph, x: NodeId, theta: f32, place: Place, width: usize) -> NodeId {
+        let SelfAttentionConfig { scaling, longrope, .. } = self.config;
+        let from = match place.from {
+            Some(from) => from,
+            None if scaling == RopeScaling::None && longrope.is_none() => return g.rope(x, theta, narrow(width)),
             None => {
                 let leading = g
                     .shape(x)
@@ -356,7 +465,13 @@ impl SelfAttention {
                 g.full(DType::U32, 0.0, &sequences)
             }
         };
-        g.rope_scaled(x, theta, position, head_dim, scaling)
+        match longrope {
+            Some(longrope) => {
+                let speeds = longrope.speeds(theta, place.longest);
+                g.rope_with_speeds(x, &speeds, from, longrope.magnitude())
+            }
+            None => g.rope_scaled(x, theta, from, narrow(width), scaling),
+        }
     }
 
     fn options(&self) -> AttentionOptions {
@@ -364,6 +479,8 @@ impl SelfAttention {
         AttentionOptions {
             causal: config.causal,
             window: config.window,
+            scale: config.scale,
+            softcap: config.softcap,
             ..AttentionOptions::new(
                 narrow(config.heads),
                 narrow(config.kv_heads),
@@ -376,6 +493,37 @@ impl SelfAttention {
         g.named(y, &self.name);
         self.o.forward(g, y)
     }
+}
+
+/// Where rows stand in their sequences.
+#[derive(Clone, Copy)]
+struct Place {
+    /// The position of the first row, of each sequence; 0 if `None`.
+    from: Option<NodeId>,
+    /// How many positions there can be.
+    longest: usize,
+}
+
+impl Place {
+    /// Of rows that are whole sequences.
+    fn whole(g: &Graph, x: Value) -> Self {
+        Place {
+            from: None,
+            longest: rows_of(g, x),
+        }
+    }
+
+    fn of(from: NodeId, longest: usize) -> Self {
+        Place {
+            from: Some(from),
+            longest,
+        }
+    }
+}
+
+/// The last axis but one.
+fn rows_of(g: &Graph, x: Value) -> usize {
+    g.shape(x).iter().nth_back(1).copied().unwrap_or_default()
 }
 
 /// A size as the operators take it. What does not fit is refused there, as no tensor is that wide.

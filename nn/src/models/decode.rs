@@ -46,7 +46,8 @@ impl LlamaConfig {
     /// A graph that reads a whole prompt.
     ///
     /// Input: `tokens`, `u32 [rows]`. Outputs: the logits of the last token, `f32 [1, vocab]`, then the keys and the
-    /// values of each layer, `f32 [rows, kv_width]`, as the caches of [`LlamaConfig::decode_graph`] hold them.
+    /// values of each layer, `f32 [rows, kv_width]`, as the caches of [`LlamaConfig::decode_graph`] hold them. With
+    /// [`LlamaConfig::longrope`], those of a graph whose capacity is `rows`.
     #[track_caller]
     pub fn prefill_graph(&self, rows: usize) -> Graph {
         let mut g = Graph::new();

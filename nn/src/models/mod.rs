@@ -15,7 +15,7 @@
 //! | [`VitConfig`] | vision transformer |
 //! | [`UnetConfig`] | U-Net, images in and images out |
 //! | [`BertConfig`] | encoders of the BERT family, for embeddings of texts |
-//! | [`LlamaConfig`] | decoder-only language models of the Llama family |
+//! | [`LlamaConfig`] | decoder-only language models: Llama, Mistral, Qwen, Gemma, Phi-3, SmolLM3, OLMo 2, Granite |
 //!
 //! ```
 //! use meganeura_nn::models::{CnnConfig, classifier, mlp_classifier};
@@ -44,7 +44,7 @@ pub use bert::{ATTENTION_MASK, Bert, BertConfig, POOLING_WEIGHTS};
 pub use cnn::{Cnn, CnnConfig};
 pub use decode::{BLOCK_TABLE, KV_POS, LOGITS_ROW, LogitsOf, POSITIONS, PagedCache, SLOTS, kv_cache_names};
 pub use efficientnet::{EfficientNet, EfficientNetConfig};
-pub use llama::{Llama, LlamaBlock, LlamaConfig, TARGETS, TOKENS, language_model};
+pub use llama::{LayerSet, Llama, LlamaBlock, LlamaConfig, NormPlacement, TARGETS, TOKENS, language_model};
 pub use mlp::{Mlp, MlpConfig};
 pub use mobilenet::{MobileNet, MobileNetConfig};
 pub use preset::{PRESETS, Preset, preset};

@@ -6,7 +6,8 @@ use meganeura_compiler::build::Builder;
 use meganeura_core::ops::RopeScaling;
 use meganeura_core::{Graph, Session};
 use meganeura_cpu::CpuDevice;
-use meganeura_nn::models::{KV_POS, LOGITS_ROW, LlamaConfig, LogitsOf, TOKENS, kv_cache_names};
+use meganeura_nn::layers::{Activation, LongRope, QkNorm};
+use meganeura_nn::models::{KV_POS, LOGITS_ROW, LlamaConfig, LogitsOf, NormPlacement, TOKENS, kv_cache_names};
 
 const VOCAB: usize = 23;
 const CAPACITY: usize = 20;
@@ -39,8 +40,39 @@ fn models() -> Vec<(&'static str, LlamaConfig)> {
             "norms of heads, scaled positions",
             LlamaConfig {
                 head_dim: Some(10),
-                head_norm: true,
+                qk_norm: QkNorm::PerHead,
                 rope_scaling: RopeScaling::Linear { factor: 2.0 },
+                ..small
+            },
+        ),
+        (
+            "a window in one layer, factors, bounds, norms on both sides",
+            LlamaConfig {
+                window: Some(4),
+                full_attention_layers: [1].into_iter().collect(),
+                rope_local_theta: Some(100.0),
+                rope_scaling: RopeScaling::Linear { factor: 4.0 },
+                attention_scale: Some(0.7),
+                attention_softcap: Some(1.5),
+                logit_softcap: Some(2.0),
+                activation: Activation::GeluTanh,
+                norms: NormPlacement::PreAndPost,
+                zero_centered_norms: true,
+                qk_norm: QkNorm::PerHead,
+                embedding_multiplier: Some(5.0),
+                ..small
+            },
+        ),
+        (
+            "norms behind, and of all heads, a layer without positions, a part rotated",
+            LlamaConfig {
+                norms: NormPlacement::Post,
+                qk_norm: QkNorm::AllHeads,
+                nope_layers: [0].into_iter().collect(),
+                rotary_dim: Some(4),
+                longrope: LongRope::new(&[1.0, 3.0], &[1.0, 3.0], 4, 1.2),
+                residual_multiplier: Some(0.5),
+                logits_scaling: Some(0.3),
                 ..small
             },
         ),

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use meganeura::files::{FolderError, NewFolder, prepare_folder, read_within_memory};
 use meganeura::llm::saving::{self, Descriptions};
 use meganeura::llm::tokenizer::END_OF_TEXT;
-use meganeura::llm::{Checkpoint, ModelConfig, Tokenizer};
+use meganeura::llm::{Checkpoint, ModelConfig, Projections, Tokenizer};
 use meganeura::nn::data::{Dataset, Parts};
 use meganeura::nn::layers::{LoraConfig, LoraTargets};
 use meganeura::nn::models::{LlamaConfig, TARGETS, TOKENS, language_model};
@@ -168,7 +168,7 @@ fn train(args: &Args, ranks: &Ranks) -> Outcome {
         match (descriptions, &lora) {
             (Some(descriptions), lora) => {
                 descriptions.write(new.path())?;
-                saving::save_weights(new.path(), session, lora.as_ref())?;
+                saving::save_weights(new.path(), session, lora.as_ref(), model.config.projections)?;
             }
             (None, Some(lora)) => {
                 saving::save_adapters(new.path(), session, lora, &args.model.display().to_string())?;
@@ -239,6 +239,7 @@ impl Model {
                 network: LlamaConfig::small(tokenizer.vocab()),
                 context,
                 stop,
+                projections: Projections::Separate,
             },
             tokenizer,
             folder: None,

@@ -19,19 +19,28 @@ fn decompose(cx: &mut Expansion) -> Result<Vec<Value>, String> {
     if dims.batch == 0 || dims.rows_q == 0 {
         return Ok(empty_results(cx));
     }
-    let AttentionDims {
+    let &[q, k, v, positions] = cx.inputs else {
+        return Err("takes queries, cached keys, cached values and positions".into());
+    };
+    Ok(vec![attend(&mut *cx.graph, [q, k, v, positions], &dims, None)])
+}
+
+/// Attention of queries, cached keys and values, and positions that fit, `batch` and `rows_q` of which are not 0.
+pub(super) fn attend(g: &mut Graph, operands: [Value; 4], dims: &AttentionDims, softcap: Option<f32>) -> Value {
+    let &AttentionDims {
         batch, rows_q, rows_k, ..
     } = dims;
-    let (g, group) = (&mut *cx.graph, dims.group());
-    let positions = checked(g, cx.inputs[3], first_rows(rows_k, rows_q));
+    let [q, k, v, positions] = operands;
+    let shape = g.shape(q).to_vec();
+    let positions = checked(g, positions, first_rows(rows_k, rows_q));
     let positions = g.reshape(positions, &[batch, 1, 1, 1, 1]);
-    let q = split_heads(g, cx.inputs[0], rows_q, &dims, group);
-    let k = split_heads(g, cx.inputs[1], rows_k, &dims, 1);
-    let v = split_heads(g, cx.inputs[2], rows_k, &dims, 1);
-    let products = scaled_products(g, q, k, &dims);
+    let q = split_heads(g, q, rows_q, dims, dims.group());
+    let k = split_heads(g, k, rows_k, dims, 1);
+    let v = split_heads(g, v, rows_k, dims, 1);
+    let products = scaled_products(g, q, k, dims, softcap);
     let rows = g.constant_u32((0..rows_q).map(|i| i as u32).collect(), &[rows_q, 1]);
     let last = g.add(positions, rows);
-    let scores = hide(g, products, last, &dims);
+    let scores = hide(g, products, last, dims);
     let (p, _) = probabilities(g, scores);
     // Rows that nobody has written may hold NaN, which a probability of zero does not make harmless.
     let keys = g.constant_u32((0..rows_k).map(|j| j as u32).collect(), &[rows_k, 1]);
@@ -41,7 +50,7 @@ fn decompose(cx: &mut Expansion) -> Result<Vec<Value>, String> {
     let zero = g.scalar_of(g.dtype(v), 0.0);
     let v = g.select(valid, v, zero);
     let out = g.matmul(p, v);
-    Ok(vec![join_heads(g, out, &cx.outputs[0].shape)])
+    join_heads(g, out, &shape)
 }
 
 impl Operator for CachedAttention {
@@ -172,7 +181,7 @@ impl Graph {
         self.cached_attention_with(q, k_cache, v_cache, kv_pos, options)
     }
 
-    /// [`Graph::cached_attention`] with a window or a scale of its own; it is causal, whatever `options` say.
+    /// [`Graph::cached_attention`] with a window, a scale or a soft cap of its own; it is causal, whatever `options` say.
     #[track_caller]
     pub fn cached_attention_with(
         &mut self,
@@ -186,6 +195,10 @@ impl Graph {
             return self.report(CachedAttention.name(), NO_WINDOW[0], NO_WINDOW[1]);
         }
         let operands = vec![q.into(), k_cache.into(), v_cache.into(), kv_pos.into()];
-        self.call(OpRef::new(&CachedAttention), options.mask(options.heads()), operands)
+        let attrs = options.mask(options.heads());
+        match options.softcap {
+            None => self.call(OpRef::new(&CachedAttention), attrs, operands),
+            Some(cap) => self.capped(&CachedAttention, &attrs, &operands, cap),
+        }
     }
 }

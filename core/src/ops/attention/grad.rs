@@ -26,7 +26,7 @@ fn decompose(cx: &mut Expansion) -> Result<Vec<Value>, String> {
     let lse = split_rows(g, cx.inputs[3], &dims);
     let delta = split_rows(g, cx.inputs[4], &dims);
     let dout = split_heads(g, cx.inputs[5], dims.rows_q, &dims, group);
-    let scores = scores(g, q, k, &dims);
+    let scores = scores(g, q, k, &dims, None);
     let shifted = g.sub(scores, lse);
     let p = g.exp(shifted);
     let dp = g.matmul_bt(dout, v);

@@ -1,5 +1,6 @@
 //! Attention with a mask that is an operand: a composition of other operators, not one of its own.
 
+use super::capped::check_softcap;
 use super::{AttentionDims, AttentionOptions, NO_WINDOW, join_heads, scores, split_heads};
 use crate::NodeId;
 use crate::dtype::DType;
@@ -41,7 +42,7 @@ impl Graph {
             return self.add(y, mask);
         };
         match sizes(&types, &mask_type, &options) {
-            Ok(dims) => self.at_caller(|g| attend(g, operands, mask, &dims)),
+            Ok(dims) => self.at_caller(|g| attend(g, operands, Some(mask), &dims, options.softcap)),
             Err((message, remedy)) => self.report("masked_attention", message, remedy),
         }
     }
@@ -67,13 +68,16 @@ impl Graph {
     }
 }
 
-type Fault = (String, &'static str);
+pub(super) type Fault = (String, &'static str);
 
 /// Sizes of a call whose operands fit.
 fn sizes(types: &[TensorType], mask: &TensorType, options: &AttentionOptions) -> Result<AttentionDims, Fault> {
     const FORMULA: &str = "per head softmax(scale q k^T + mask) v; see `Graph::attention`";
     if options.window == Some(0) {
         return Err((NO_WINDOW[0].to_owned(), NO_WINDOW[1]));
+    }
+    if let Some(cap) = options.softcap {
+        check_softcap(cap)?;
     }
     let attrs = options.mask(options.heads().with("causal", options.causal));
     let call = Call {
@@ -118,7 +122,14 @@ fn score_shape(types: &[TensorType], dims: &AttentionDims) -> Vec<usize> {
     shape
 }
 
-fn attend(g: &mut Graph, operands: [Value; 3], mask: Value, dims: &AttentionDims) -> NodeId {
+/// Attention of operands that fit, with a mask that fits if there is one.
+pub(super) fn attend(
+    g: &mut Graph,
+    operands: [Value; 3],
+    mask: Option<Value>,
+    dims: &AttentionDims,
+    softcap: Option<f32>,
+) -> NodeId {
     let types: Vec<TensorType> = operands.iter().filter_map(|&v| g.ty(v).cloned()).collect();
     let (dtype, shape) = (types[0].dtype, types[0].shape.to_vec());
     if dims.batch == 0 || dims.rows_q == 0 {
@@ -129,15 +140,16 @@ fn attend(g: &mut Graph, operands: [Value; 3], mask: Value, dims: &AttentionDims
     let q = split_heads(g, q, dims.rows_q, dims, group);
     let k = split_heads(g, k, dims.rows_k, dims, 1);
     let v = split_heads(g, v, dims.rows_k, dims, 1);
-    let scores = scores(g, q, k, dims);
+    let scores = scores(g, q, k, dims, softcap);
     let split = g.shape(scores).to_vec();
     let scores = g.reshape(scores, &score_shape(&types, dims));
-    let scores = match g.dtype(mask) {
-        DType::U32 => {
+    let scores = match mask.map(|mask| (mask, g.dtype(mask))) {
+        None => scores,
+        Some((mask, DType::U32)) => {
             let hidden = g.scalar(f32::NEG_INFINITY);
             g.select(mask, scores, hidden)
         }
-        _ => {
+        Some((mask, _)) => {
             let mask = g.cast(mask, DType::F32);
             g.add(scores, mask)
         }

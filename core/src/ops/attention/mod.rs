@@ -1,6 +1,7 @@
 //! Scaled dot-product attention with several heads, masks and shared keys. [`Graph::attention`] lists the methods.
 
 mod cached;
+mod capped;
 mod dims;
 mod grad;
 mod masked;
@@ -43,8 +44,8 @@ fn join_heads(g: &mut Graph, x: NodeId, shape: &[usize]) -> Value {
 }
 
 /// Scaled scores `[batch, kv_heads, group, rows_q, rows_k]` of split heads; a hidden key's is minus infinity.
-fn scores(g: &mut Graph, q: NodeId, k: NodeId, dims: &AttentionDims) -> NodeId {
-    let scores = scaled_products(g, q, k, dims);
+fn scores(g: &mut Graph, q: NodeId, k: NodeId, dims: &AttentionDims, softcap: Option<f32>) -> NodeId {
+    let scores = scaled_products(g, q, k, dims, softcap);
     if !dims.causal {
         return scores;
     }
@@ -54,10 +55,18 @@ fn scores(g: &mut Graph, q: NodeId, k: NodeId, dims: &AttentionDims) -> NodeId {
     hide(g, scores, last, dims)
 }
 
-fn scaled_products(g: &mut Graph, q: NodeId, k: NodeId, dims: &AttentionDims) -> NodeId {
+fn scaled_products(g: &mut Graph, q: NodeId, k: NodeId, dims: &AttentionDims, softcap: Option<f32>) -> NodeId {
     let products = g.matmul_bt(q, k);
-    let scale = g.scalar_of(g.dtype(q), dims.scale);
-    g.mul(products, scale)
+    let dtype = g.dtype(q);
+    let Some(cap) = softcap.map(f64::from) else {
+        let scale = g.scalar_of(dtype, dims.scale);
+        return g.mul(products, scale);
+    };
+    let scale = g.scalar_of(dtype, dims.scale / cap);
+    let scaled = g.mul(products, scale);
+    let bounded = g.tanh(scaled);
+    let cap = g.scalar_of(dtype, cap);
+    g.mul(bounded, cap)
 }
 
 /// Minus infinity for each key behind the `last` one that its query sees, and before the window that ends there.
@@ -101,7 +110,7 @@ fn decompose(cx: &mut Expansion) -> Result<Vec<Value>, String> {
     let q = split_heads(g, cx.inputs[0], dims.rows_q, &dims, group);
     let k = split_heads(g, cx.inputs[1], dims.rows_k, &dims, 1);
     let v = split_heads(g, cx.inputs[2], dims.rows_k, &dims, 1);
-    let scores = scores(g, q, k, &dims);
+    let scores = scores(g, q, k, &dims, None);
     let (p, [max, sum]) = probabilities(g, scores);
     let out = g.matmul(p, v);
     let out = join_heads(g, out, &cx.outputs[0].shape);
@@ -290,6 +299,10 @@ pub struct AttentionOptions {
     pub window: Option<u32>,
     /// Factor of the scores, `1 / sqrt(head_dim)` if `None`.
     pub scale: Option<f32>,
+    /// Bound of the scores before the mask: `softcap tanh(score / softcap)` stands for a score (logit soft-capping of
+    /// "Gemma 2", Gemma Team, 2024, section 2); not bounded if `None`. With it, attention is computed by matmuls and a
+    /// softmax, so that memory grows with the number of scores, and there is no port 1.
+    pub softcap: Option<f32>,
 }
 
 impl AttentionOptions {
@@ -302,6 +315,7 @@ impl AttentionOptions {
             causal: false,
             window: None,
             scale: None,
+            softcap: None,
         }
     }
 
@@ -345,7 +359,7 @@ impl Graph {
     /// | [`masked_attention`](Graph::masked_attention) | those that a mask shows, which is an operand | matmuls and a softmax |
     ///
     /// Rejected: heads that do not divide, widths other than heads times `head_dim`, no keys, causal attention
-    /// of more queries than keys, a window of 0 or without `causal`.
+    /// of more queries than keys, a window of 0 or without `causal`, a soft cap that is not positive.
     #[track_caller]
     pub fn attention(
         &mut self,
@@ -358,8 +372,11 @@ impl Graph {
             return self.report("core.attention", NO_WINDOW[0], NO_WINDOW[1]);
         }
         let attrs = options.heads().with("causal", options.causal);
-        let attrs = options.mask(attrs);
-        self.call(OpRef::new(&Attention), attrs, vec![q.into(), k.into(), v.into()])
+        let (attrs, operands) = (options.mask(attrs), vec![q.into(), k.into(), v.into()]);
+        match options.softcap {
+            None => self.call(OpRef::new(&Attention), attrs, operands),
+            Some(cap) => self.capped(&Attention, &attrs, &operands, cap),
+        }
     }
 
     /// [`Graph::attention`] where each query sees the keys up to its own position: query `i` those with

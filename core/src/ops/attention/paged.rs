@@ -96,8 +96,16 @@ fn decompose(cx: &mut Expansion) -> Result<Vec<Value>, String> {
         return Err("takes queries, cached keys, cached values, positions and a block table".into());
     };
     let g = &mut *cx.graph;
+    let operands = of_sequences(g, [q, k, v, positions, table], &dims);
+    let out = g.call(OpRef::new(&super::CachedAttention), cx.attrs.clone(), operands.to_vec());
+    Ok(vec![g.reshape(out, &cx.outputs[0].shape).into()])
+}
+
+/// Every row as a sequence of one query, whose blocks are brought together: queries, keys, values and positions of
+/// cached attention.
+pub(super) fn of_sequences(g: &mut Graph, operands: [Value; 5], dims: &AttentionDims) -> [Value; 4] {
+    let [q, k, v, positions, table] = operands;
     let rows = dims.rows_q;
-    // Every row as a sequence of one query, whose blocks are brought together.
     let [k, v] = [k, v].map(|cache| {
         let width = *g.shape(cache).last().unwrap_or(&0);
         let blocks = g.gather(cache, table);
@@ -107,12 +115,7 @@ fn decompose(cx: &mut Expansion) -> Result<Vec<Value>, String> {
     let inside = g.less_than(positions, last);
     let positions = g.select(inside, positions, last);
     let q = g.reshape(q, &[rows, 1, dims.heads * dims.head_dim]);
-    let out = g.call(
-        OpRef::new(&super::CachedAttention),
-        cx.attrs.clone(),
-        vec![q.into(), k.into(), v.into(), positions.into()],
-    );
-    Ok(vec![g.reshape(out, &cx.outputs[0].shape).into()])
+    [q, k, v, positions].map(Value::from)
 }
 
 impl Operator for PagedAttention {
@@ -241,6 +244,10 @@ impl Graph {
             positions.into(),
             block_table.into(),
         ];
-        self.call(OpRef::new(&PagedAttention), options.mask(options.heads()), operands)
+        let attrs = options.mask(options.heads());
+        match options.softcap {
+            None => self.call(OpRef::new(&PagedAttention), attrs, operands),
+            Some(cap) => self.capped(&PagedAttention, &attrs, &operands, cap),
+        }
     }
 }

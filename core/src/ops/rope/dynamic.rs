@@ -27,12 +27,12 @@ fn fractions(speeds: &[f64]) -> [Vec<u32>; 2] {
 
 /// Cosines and sines `[batch, rows, 1, half]` of all angles. Products of words wrap, which leaves out whole turns, so
 /// angles of large positions are as exact as those of small ones.
-fn tables(g: &mut Graph, offsets: Value, dims: &RopeDims) -> [NodeId; 2] {
+pub(super) fn tables(g: &mut Graph, offsets: Value, dims: &RopeDims, speeds: &[f64]) -> [NodeId; 2] {
     let word = |g: &mut Graph, value: u32| g.scalar_of(DType::U32, f64::from(value));
     let rows = g.constant_u32((0..dims.rows).map(|i| i as u32).collect(), &[dims.rows, 1, 1]);
     let offsets = g.reshape(offsets, &[dims.batch, 1, 1, 1]);
     let positions = g.add(offsets, rows);
-    let [upper, lower] = fractions(&dims.speeds()).map(|words| g.constant_u32(words, &[dims.half]));
+    let [upper, lower] = fractions(speeds).map(|words| g.constant_u32(words, &[dims.half]));
     // positions * (upper + lower / 2^16), of which the last product is taken in two halves.
     let (sixteen, mask) = (word(g, 16), word(g, 0xffff));
     let high = g.shift_right(positions, sixteen);
@@ -142,7 +142,7 @@ impl Operator for RopeDynamicOffset {
                 if dims.is_empty() {
                     return Ok(vec![x]);
                 }
-                let tables = tables(g, offsets, &dims);
+                let tables = tables(g, offsets, &dims, &dims.speeds());
                 Ok(vec![turn(g, x, tables, &dims)])
             },
         )

@@ -3,6 +3,7 @@
 mod cache_write;
 mod dynamic;
 mod scaling;
+mod speeds;
 
 pub(super) use cache_write::RopeCacheWrite;
 pub(super) use dynamic::RopeDynamicOffset;

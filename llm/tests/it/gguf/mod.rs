@@ -11,12 +11,13 @@ use std::sync::Arc;
 use meganeura_core::quantization::BlockFormat;
 use meganeura_cpu::CpuDevice;
 use meganeura_llm::{
-    ChatTemplate, Checkpoint, Generator, GeneratorOptions, Message, ModelConfig, Tokenizer, WeightStorage,
+    ChatTemplate, Checkpoint, Generator, GeneratorOptions, Message, ModelConfig, Projections, Tokenizer, WeightStorage,
 };
+use meganeura_nn::layers::QkNorm;
 use safetensors::SafeTensors;
 use serde_json::Value;
 
-const FILES: [&str; 12] = [
+const FILES: [&str; 16] = [
     "llama_f32",
     "llama_f16",
     "llama_bf16",
@@ -29,6 +30,10 @@ const FILES: [&str; 12] = [
     "qwen2_q8_0",
     "qwen3_q4_0",
     "mistral_q8_0",
+    "gemma2_q8_0",
+    "gemma3_q8_0",
+    "phi3_q8_0",
+    "olmo2_q8_0",
 ];
 /// Of the largest logit, where the numbers of a file are kept.
 const TOLERANCE: f32 = 1e-4;
@@ -102,6 +107,10 @@ fn numbers_of_files_stay_as_they_are() {
         ("qwen2_q8_0", WeightStorage::Q8, TOLERANCE),
         ("qwen3_q4_0", WeightStorage::Q4, TOLERANCE),
         ("mistral_q8_0", WeightStorage::Q8, TOLERANCE),
+        ("gemma2_q8_0", WeightStorage::Q8, TOLERANCE),
+        ("gemma3_q8_0", WeightStorage::Q8, TOLERANCE),
+        ("phi3_q8_0", WeightStorage::Q8, TOLERANCE),
+        ("olmo2_q8_0", WeightStorage::Q8, TOLERANCE),
         ("llama_q4_k", WeightStorage::Q8, ROUNDED),
         ("llama_q6_k", WeightStorage::Q8, ROUNDED),
         // Most is Q4_0, and the projection to logits Q6_K, as files of Q4_0 usually are.
@@ -166,5 +175,16 @@ fn configurations_of_files() {
     let mistral = ModelConfig::open(&path("mistral_q8_0")).expect("a configuration");
     assert_eq!((mistral.network.window, mistral.network.head_dim), (Some(5), Some(32)));
     let qwen = ModelConfig::open(&path("qwen3_q4_0")).expect("a configuration");
-    assert!(qwen.network.head_norm && qwen.network.tied_embeddings);
+    assert!(qwen.network.qk_norm == QkNorm::PerHead && qwen.network.tied_embeddings);
+    // Files have the factors of Gemma's norms, and so has what is saved of them.
+    let gemma = ModelConfig::open(&path("gemma3_q8_0"))
+        .expect("a configuration")
+        .network;
+    assert!(!gemma.zero_centered_norms && gemma.qk_norm == QkNorm::PerHead);
+    let full: Vec<usize> = (0..7)
+        .filter(|&layer| gemma.full_attention_layers.contains(layer))
+        .collect();
+    assert_eq!((full, gemma.window), (vec![5], Some(5)));
+    let phi = ModelConfig::open(&path("phi3_q8_0")).expect("a configuration");
+    assert_eq!((phi.projections, phi.network.rotary_dim), (Projections::Separate, None));
 }

@@ -1,0 +1,392 @@
+//! Fields of the file, and what families leave out of it.
+
+use std::path::Path;
+
+use meganeura_core::Result;
+use meganeura_core::ops::RopeScaling;
+use meganeura_nn::layers::{Activation, LongRope, QkNorm, WeightStorage};
+use meganeura_nn::models::{LayerSet, LlamaConfig, NormPlacement};
+use serde::Deserialize;
+
+use super::rope::Rope;
+use super::{MAX_SIZE, ModelConfig, Projections, unsupported};
+use crate::files::damaged;
+
+/// Fields of `config.json`, with the defaults of the families.
+#[derive(Deserialize)]
+pub(super) struct Raw {
+    vocab_size: Option<usize>,
+    hidden_size: usize,
+    intermediate_size: usize,
+    pub(super) num_hidden_layers: usize,
+    num_attention_heads: Option<usize>,
+    #[serde(default, deserialize_with = "given")]
+    num_key_value_heads: Given<usize>,
+    head_dim: Option<usize>,
+    max_position_embeddings: Option<usize>,
+    original_max_position_embeddings: Option<u32>,
+    rms_norm_eps: Option<f32>,
+    rope_theta: Option<f32>,
+    rope_local_base_freq: Option<f32>,
+    rope_scaling: Option<Rope>,
+    rope_parameters: Option<Rope>,
+    partial_rotary_factor: Option<f64>,
+    tie_word_embeddings: Option<bool>,
+    attention_bias: Option<bool>,
+    mlp_bias: Option<bool>,
+    hidden_act: Option<String>,
+    hidden_activation: Option<String>,
+    #[serde(default, deserialize_with = "given")]
+    sliding_window: Given<u32>,
+    sliding_window_pattern: Option<usize>,
+    use_sliding_window: Option<bool>,
+    max_window_layers: Option<usize>,
+    pub(super) layer_types: Option<Vec<String>>,
+    pub(super) no_rope_layers: Option<Vec<u32>>,
+    pub(super) no_rope_layer_interval: Option<usize>,
+    query_pre_attn_scalar: Option<f32>,
+    #[serde(default, deserialize_with = "given")]
+    attn_logit_softcapping: Given<f32>,
+    #[serde(default, deserialize_with = "given")]
+    final_logit_softcapping: Given<f32>,
+    use_bidirectional_attention: Option<bool>,
+    embedding_multiplier: Option<f32>,
+    attention_multiplier: Option<f32>,
+    residual_multiplier: Option<f32>,
+    logits_scaling: Option<f32>,
+    #[serde(default)]
+    eos_token_id: Ids,
+}
+
+/// What a file says: nothing, or something, which may be that there is none.
+type Given<T> = Option<Option<T>>;
+
+fn given<'de, D: serde::Deserializer<'de>, T: Deserialize<'de>>(
+    deserializer: D,
+) -> std::result::Result<Given<T>, D::Error> {
+    Option::deserialize(deserializer).map(Some)
+}
+
+/// One id, several, or none.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(untagged)]
+pub(super) enum Ids {
+    #[default]
+    None,
+    One(u32),
+    Several(Vec<u32>),
+}
+
+impl Ids {
+    pub(super) fn list(self) -> Vec<u32> {
+        match self {
+            Ids::None => Vec::new(),
+            Ids::One(id) => vec![id],
+            Ids::Several(ids) => ids,
+        }
+    }
+}
+
+/// What files of a family leave out: transformers writes everything, but reads files that do not.
+struct Usual {
+    vocab: Option<usize>,
+    context: usize,
+    heads: Option<usize>,
+    /// As many as heads if `None`.
+    kv_heads: Option<usize>,
+    /// All features over all heads if `None`.
+    head_dim: Option<usize>,
+    window: Option<u32>,
+    theta: f32,
+    eps: f32,
+    tied: bool,
+}
+
+impl Usual {
+    fn of(family: &str) -> Self {
+        let llama = Usual {
+            vocab: None,
+            context: 2048,
+            heads: None,
+            kv_heads: None,
+            head_dim: None,
+            window: None,
+            theta: 10_000.0,
+            eps: 1e-6,
+            tied: false,
+        };
+        let gemma2 = Usual {
+            vocab: Some(256_000),
+            context: 8192,
+            heads: Some(8),
+            kv_heads: Some(4),
+            head_dim: Some(256),
+            window: Some(4096),
+            tied: true,
+            ..llama
+        };
+        match family {
+            "mistral" => Usual {
+                context: 131_072,
+                kv_heads: Some(8),
+                window: Some(4096),
+                ..llama
+            },
+            "qwen2" | "qwen3" => Usual {
+                context: 32_768,
+                kv_heads: Some(32),
+                head_dim: (family == "qwen3").then_some(128),
+                window: Some(4096),
+                ..llama
+            },
+            "gemma2" => gemma2,
+            "gemma3_text" => Usual {
+                vocab: Some(262_208),
+                context: 131_072,
+                theta: 1e6,
+                ..gemma2
+            },
+            "phi3" => Usual {
+                context: 4096,
+                eps: 1e-5,
+                ..llama
+            },
+            "smollm3" => Usual {
+                context: 32_768,
+                heads: Some(16),
+                kv_heads: Some(4),
+                theta: 2e6,
+                tied: true,
+                ..llama
+            },
+            "olmo2" => Usual { eps: 1e-5, ..llama },
+            _ => llama,
+        }
+    }
+}
+
+/// Rotary positions of a model.
+struct Positions {
+    theta: f32,
+    local_theta: Option<f32>,
+    scaling: RopeScaling,
+    longrope: Option<LongRope>,
+    rotary_dim: Option<usize>,
+}
+
+impl Raw {
+    pub(super) fn model(mut self, family: &str, path: &Path) -> Result<ModelConfig> {
+        let usual = Usual::of(family);
+        let is_gemma = family.starts_with("gemma");
+        let needed = |name: &str, size: Option<usize>| size.ok_or_else(|| damaged(path, format!("it has no {name}")));
+        let vocab = needed("vocab_size", self.vocab_size.or(usual.vocab))?;
+        let heads = needed("num_attention_heads", self.num_attention_heads.or(usual.heads))?;
+        let kv_heads = match self.num_key_value_heads {
+            None => usual.kv_heads,
+            Some(given) => given,
+        };
+        if self.use_bidirectional_attention == Some(true) {
+            let what = "attention to later positions, too (use_bidirectional_attention)";
+            return Err(unsupported(path, what.into()));
+        }
+        if self.num_hidden_layers > MAX_SIZE {
+            // Before a list of them is gone through.
+            let message = format!("num_hidden_layers is {}, more than {MAX_SIZE}", self.num_hidden_layers);
+            return Err(damaged(path, message));
+        }
+        let nope_layers = self.nope_layers(family, path)?;
+        let (window, full_attention_layers) = self.all_windows(family, &usual, nope_layers, path)?;
+        let bias = self.attention_bias.unwrap_or(false) && family != "phi3";
+        let head_dim = self.head_dim.filter(|_| family != "phi3").or(usual.head_dim);
+        let positions = self.positions(
+            family,
+            &usual,
+            head_dim.unwrap_or(self.hidden_size / heads.max(1)),
+            path,
+        )?;
+        let network = LlamaConfig {
+            vocab,
+            dim: self.hidden_size,
+            layers: self.num_hidden_layers,
+            heads,
+            head_dim,
+            kv_heads: kv_heads.unwrap_or(heads),
+            hidden: self.intermediate_size,
+            rope_theta: positions.theta,
+            rope_local_theta: positions.local_theta,
+            rope_scaling: positions.scaling,
+            longrope: positions.longrope,
+            rotary_dim: positions.rotary_dim,
+            nope_layers,
+            window,
+            full_attention_layers,
+            qk_norm: match family {
+                "qwen3" | "gemma3_text" => QkNorm::PerHead,
+                "olmo2" => QkNorm::AllHeads,
+                _ => QkNorm::None,
+            },
+            attention_scale: self.attention_scale(family),
+            attention_softcap: self.attention_softcap(family, path)?,
+            logit_softcap: match family {
+                "gemma2" => self.final_logit_softcapping.unwrap_or(Some(30.0)),
+                "gemma3_text" => self.final_logit_softcapping.flatten(),
+                _ => None,
+            },
+            activation: self.activation(is_gemma, path)?,
+            norms: match family {
+                "olmo2" => NormPlacement::Post,
+                _ if is_gemma => NormPlacement::PreAndPost,
+                _ => NormPlacement::Pre,
+            },
+            zero_centered_norms: is_gemma,
+            embedding_multiplier: match family {
+                "granite" => self.embedding_multiplier,
+                _ => is_gemma.then_some((self.hidden_size as f64).sqrt() as f32),
+            },
+            residual_multiplier: self.residual_multiplier.filter(|_| family == "granite"),
+            logits_scaling: self.logits_scaling.filter(|_| family == "granite"),
+            qkv_bias: bias || family == "qwen2",
+            attention_out_bias: bias && family != "qwen2",
+            mlp_bias: self.mlp_bias.unwrap_or(false),
+            eps: self.rms_norm_eps.unwrap_or(usual.eps),
+            tied_embeddings: self.tie_word_embeddings.unwrap_or(usual.tied),
+            lora: None,
+            weights: WeightStorage::F32,
+        };
+        let config = ModelConfig {
+            network,
+            context: self.max_position_embeddings.unwrap_or(usual.context),
+            stop: self.eos_token_id.list(),
+            projections: match family {
+                "phi3" => Projections::Fused,
+                _ => Projections::Separate,
+            },
+        };
+        config.check(path)?;
+        Ok(config)
+    }
+
+    fn activation(&mut self, is_gemma: bool, path: &Path) -> Result<Activation> {
+        let (given, usual) = match is_gemma {
+            true => (self.hidden_activation.take(), "gelu_pytorch_tanh"),
+            false => (self.hidden_act.take(), "silu"),
+        };
+        match given.as_deref().unwrap_or(usual) {
+            "silu" => Ok(Activation::Silu),
+            "gelu" => Ok(Activation::Gelu),
+            "gelu_pytorch_tanh" => Ok(Activation::GeluTanh),
+            other => Err(unsupported(path, format!("a model with the activation '{other}'"))),
+        }
+    }
+
+    fn attention_scale(&self, family: &str) -> Option<f32> {
+        const GEMMA: f32 = 256.0;
+        match family {
+            "gemma2" | "gemma3_text" => Some(self.query_pre_attn_scalar.unwrap_or(GEMMA).powf(-0.5)),
+            "granite" => Some(self.attention_multiplier.unwrap_or(1.0)),
+            _ => None,
+        }
+    }
+
+    fn attention_softcap(&self, family: &str, path: &Path) -> Result<Option<f32>> {
+        match (family, self.attn_logit_softcapping) {
+            ("gemma2", given) => Ok(given.unwrap_or(Some(50.0))),
+            // What transformers computes does not depend on it.
+            ("gemma3_text", Some(Some(_))) => {
+                let what = "bounded scores of attention (attn_logit_softcapping)";
+                Err(unsupported(path, what.into()))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// The window, and the layers that see all positions nevertheless.
+    fn all_windows(
+        &self,
+        family: &str,
+        usual: &Usual,
+        nope_layers: LayerSet,
+        path: &Path,
+    ) -> Result<(Option<u32>, LayerSet)> {
+        let window = self.sliding_window.unwrap_or(usual.window).filter(|&window| window > 0);
+        let used = window.filter(|_| self.use_sliding_window == Some(true));
+        match family {
+            "mistral" => Ok((window, LayerSet::NONE)),
+            "phi3" => Ok((window, LayerSet::NONE)),
+            "gemma2" | "gemma3_text" => {
+                let every = match family {
+                    "gemma2" => 2,
+                    _ => self.sliding_window_pattern.unwrap_or(6),
+                };
+                if every == 0 {
+                    return Err(damaged(path, "sliding_window_pattern is 0"));
+                }
+                self.windows(window, path, |layer| !(layer + 1).is_multiple_of(every))
+            }
+            "qwen2" | "qwen3" => {
+                const FIRST: usize = 28;
+                let first = self.max_window_layers.unwrap_or(FIRST);
+                self.windows(used, path, |layer| layer >= first)
+            }
+            "smollm3" => self.windows(used, path, |layer| nope_layers.contains(layer)),
+            _ => Ok((None, LayerSet::NONE)),
+        }
+    }
+
+    /// Rotary positions, of heads of so many elements.
+    fn positions(&mut self, family: &str, usual: &Usual, head_dim: usize, path: &Path) -> Result<Positions> {
+        let mut rope = self
+            .rope_parameters
+            .take()
+            .or(self.rope_scaling.take())
+            .unwrap_or_default();
+        let local = rope.sliding_attention.take();
+        let rope = match rope.full_attention.take() {
+            Some(full) => *full,
+            None => rope,
+        };
+        let local_theta = match family {
+            "gemma3_text" => {
+                const LOCAL: f32 = 10_000.0;
+                let given = local.as_ref().and_then(|local| local.rope_theta);
+                Some(given.or(self.rope_local_base_freq).unwrap_or(LOCAL))
+            }
+            _ => None,
+        };
+        if let Some(local) = local {
+            if family != "gemma3_text" {
+                let what = "rotary positions that differ by layer (rope_parameters)";
+                return Err(unsupported(path, what.into()));
+            }
+            if local.scaling(path)? != RopeScaling::None {
+                let what = "scaled rotary positions in layers with a window (rope_parameters)";
+                return Err(unsupported(path, what.into()));
+            }
+        }
+        let part = rope.partial_rotary_factor.or(self.partial_rotary_factor);
+        let rotary_dim = match part.filter(|&part| part != 1.0) {
+            None => None,
+            // As transformers rounds it.
+            Some(part) if family == "phi3" && part > 0.0 && part < 1.0 => Some((head_dim as f64 * part) as usize),
+            Some(_) => {
+                let what = "heads of which only a part is rotated (partial_rotary_factor)";
+                return Err(unsupported(path, what.into()));
+            }
+        };
+        let context = self.max_position_embeddings.unwrap_or(usual.context);
+        let longrope = match family {
+            "phi3" => rope.longrope(context, self.original_max_position_embeddings, path)?,
+            _ => None,
+        };
+        Ok(Positions {
+            longrope,
+            theta: rope.rope_theta.or(self.rope_theta).unwrap_or(usual.theta),
+            local_theta,
+            scaling: match longrope {
+                Some(_) => RopeScaling::None,
+                None => rope.scaling(path)?,
+            },
+            rotary_dim,
+        })
+    }
+}

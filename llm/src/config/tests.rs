@@ -1,0 +1,354 @@
+//! Configurations of every family, and those that are refused.
+
+use std::path::Path;
+
+use meganeura_core::Result;
+use meganeura_core::ops::RopeScaling;
+use meganeura_nn::layers::{Activation, LongRope, QkNorm};
+use meganeura_nn::models::NormPlacement;
+
+use super::{ModelConfig, Projections};
+
+const SIZES: &str = r#""vocab_size": 10, "hidden_size": 8, "intermediate_size": 9, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "num_key_value_heads": 1"#;
+
+fn parse(fields: &str) -> Result<ModelConfig> {
+    ModelConfig::parse(&format!("{{{SIZES}, {fields}}}"), Path::new("config.json"))
+}
+
+#[test]
+fn older_spellings_of_positions() {
+    let old = r#""model_type": "llama", "rope_theta": 5e5, "eos_token_id": [1, 2], "rope_scaling": {"type": "linear",
+        "factor": 2.0}"#;
+    let config = parse(old).expect("a model");
+    assert_eq!(config.network.rope_theta, 5e5);
+    assert_eq!(config.network.rope_scaling, RopeScaling::Linear { factor: 2.0 });
+    assert_eq!(config.stop, [1, 2]);
+    assert!(!config.network.tied_embeddings);
+    let dynamic = r#""model_type": "llama", "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}"#;
+    assert_eq!(parse(dynamic).expect("a model").network.rope_scaling, RopeScaling::None);
+}
+
+#[test]
+fn what_is_not_supported_is_listed() {
+    for (fields, said) in [
+        (r#""model_type": "gpt2""#, "type 'gpt2'"),
+        (r#""other": 1"#, "type ''"),
+        (r#""model_type": "llama", "hidden_act": "relu2""#, "activation 'relu2'"),
+        (
+            r#""model_type": "gemma2", "hidden_activation": "mish""#,
+            "activation 'mish'",
+        ),
+        (
+            r#""model_type": "llama", "rope_scaling": {"rope_type": "yarn"}"#,
+            "'yarn'",
+        ),
+        (
+            r#""model_type": "llama", "partial_rotary_factor": 0.5"#,
+            "only a part is rotated",
+        ),
+        (
+            r#""model_type": "llama", "rope_scaling": {"type": "longrope", "short_factor": [1.0]}"#,
+            "'longrope'",
+        ),
+        (
+            r#""model_type": "qwen3", "use_sliding_window": true, "layer_types": ["chunked_attention"]"#,
+            "'chunked_attention' (layer_types)",
+        ),
+        (
+            r#""model_type": "gemma3_text", "use_bidirectional_attention": true"#,
+            "use_bidirectional_attention",
+        ),
+        (
+            r#""model_type": "gemma3_text", "attn_logit_softcapping": 50.0"#,
+            "attn_logit_softcapping",
+        ),
+        (
+            r#""model_type": "gemma3_text", "rope_parameters": {"sliding_attention": {"type": "linear", "factor": 2.0}}"#,
+            "layers with a window",
+        ),
+        (
+            r#""model_type": "olmo2", "rope_parameters": {"sliding_attention": {}}"#,
+            "differ by layer",
+        ),
+        (
+            r#""model_type": "gemma3", "text_config": {"model_type": "gemma3n_text"}"#,
+            "'gemma3n_text'",
+        ),
+    ] {
+        let error = parse(fields).expect_err(said).to_string();
+        assert!(
+            error.contains(said) && error.contains("llama, mistral, qwen2, qwen3"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn broken_files_are_errors() {
+    for (text, said) in [
+        ("{", "EOF"),
+        (r#"{"model_type": "llama"}"#, "hidden_size"),
+        (r#"{"model_type": "gemma3"}"#, "text_config"),
+        (
+            r#"{"model_type": "llama", "hidden_size": 8, "intermediate_size": 9, "num_hidden_layers": 1}"#,
+            "vocab_size",
+        ),
+        (r#"{"model_type": "llama", "vocab_size": -1}"#, "-1"),
+    ] {
+        let error = ModelConfig::parse(text, Path::new("c.json"))
+            .expect_err(said)
+            .to_string();
+        assert!(error.contains(said) && error.contains("c.json"), "{error}");
+    }
+    let error = parse(r#""model_type": "llama", "rope_scaling": {"rope_type": "llama3", "factor": 8.0}"#);
+    assert!(error.expect_err("no factors").to_string().contains("low_freq_factor"));
+    let error = parse(r#""model_type": "llama", "rope_scaling": {"rope_type": "linear", "factor": 0.0}"#);
+    assert!(error.expect_err("no factor").to_string().contains("positive factor"));
+    let llama3 = |low: f64, high: f64, context: u32| {
+        parse(&format!(
+            r#""model_type": "llama", "rope_scaling": {{"rope_type": "llama3", "factor": 8.0, "low_freq_factor": {low},
+            "high_freq_factor": {high}, "original_max_position_embeddings": {context}}}"#
+        ))
+    };
+    assert!(llama3(1.0, 4.0, 8192).is_ok());
+    for (low, high, context) in [(4.0, 1.0, 8192), (0.0, 4.0, 8192), (1.0, 4.0, 0)] {
+        let error = llama3(low, high, context).expect_err("no rule").to_string();
+        assert!(error.contains("of type llama3 with the factors"), "{error}");
+    }
+}
+
+#[test]
+fn sizes_that_no_model_has_are_errors() {
+    let whole = r#"{"model_type": "llama", "vocab_size": 10, "hidden_size": 8, "intermediate_size": 9,
+        "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4,
+        "max_position_embeddings": 16, "rms_norm_eps": 1e-5, "rope_theta": 1e4}"#;
+    let path = Path::new("config.json");
+    assert!(ModelConfig::parse(whole, path).is_ok());
+    for (from, to, said) in [
+        ("\"vocab_size\": 10", "\"vocab_size\": 0", "vocab_size is 0"),
+        ("layers\": 1", "layers\": 2147483648", "num_hidden_layers is 2147483648"),
+        (
+            "\"hidden_size\": 8",
+            "\"hidden_size\": 18446744073709551615",
+            "hidden_size is 18446744073709551615",
+        ),
+        (
+            "attention_heads\": 2",
+            "attention_heads\": 0",
+            "num_attention_heads is 0",
+        ),
+        (
+            "value_heads\": 1",
+            "value_heads\": 3",
+            "2 heads cannot share those of 3",
+        ),
+        ("head_dim\": 4", "head_dim\": 5", "heads of 5 elements"),
+        ("embeddings\": 16", "embeddings\": 0", "max_position_embeddings is 0"),
+        ("1e-5", "-1e-5", "rms_norm_eps is -0.00001"),
+        ("1e-5", "1e300", "rms_norm_eps is inf"),
+        ("1e4", "0", "rope_theta is 0"),
+    ] {
+        let text = whole.replace(from, to);
+        assert_ne!(text, whole, "{from}");
+        let error = ModelConfig::parse(&text, path).expect_err(said).to_string();
+        assert!(error.contains(said), "{error:?} lacks {said:?}");
+    }
+}
+
+#[test]
+fn what_families_leave_out() {
+    let parse = |family: &str, more: &str| {
+        let text = format!(
+            r#"{{"model_type": "{family}", "vocab_size": 10, "hidden_size": 128, "intermediate_size": 9,
+            "num_hidden_layers": 1, "num_attention_heads": 32{more}}}"#
+        );
+        ModelConfig::parse(&text, Path::new("config.json")).expect("a model")
+    };
+    for (family, context, kv_heads, head_dim, window) in [
+        ("llama", 2048, 32, 4, None),
+        ("mistral", 131_072, 8, 4, Some(4096)),
+        ("qwen2", 32_768, 32, 4, None),
+        ("qwen3", 32_768, 32, 128, None),
+    ] {
+        let config = parse(family, "");
+        let network = config.network;
+        let found = (config.context, network.kv_heads, network.head_dim(), network.window);
+        assert_eq!(found, (context, kv_heads, head_dim, window), "{family}");
+    }
+    // What is said to be none is none.
+    let none = parse("mistral", r#", "sliding_window": null, "num_key_value_heads": null"#).network;
+    assert_eq!((none.window, none.kv_heads), (None, 32));
+}
+
+/// Layers that see all positions, and those without positions, of a model of some.
+fn layers(family: &str, count: usize, more: &str) -> (Vec<usize>, Vec<usize>, Option<u32>) {
+    let text = format!(
+        r#"{{"model_type": "{family}", "vocab_size": 10, "hidden_size": 32, "intermediate_size": 9,
+        "num_hidden_layers": {count}, "num_attention_heads": 4, "num_key_value_heads": 2{more}}}"#
+    );
+    let network = ModelConfig::parse(&text, Path::new("config.json"))
+        .expect("a model")
+        .network;
+    let of = |set: meganeura_nn::models::LayerSet| (0..count).filter(|&layer| set.contains(layer)).collect();
+    (
+        of(network.full_attention_layers),
+        of(network.nope_layers),
+        network.window,
+    )
+}
+
+#[test]
+fn layers_that_differ() {
+    let none = Vec::new;
+    assert_eq!(layers("gemma2", 5, ""), (vec![1, 3], none(), Some(4096)));
+    assert_eq!(layers("gemma3_text", 13, ""), (vec![5, 11], none(), Some(4096)));
+    let pattern = r#", "sliding_window": 7, "sliding_window_pattern": 2"#;
+    assert_eq!(layers("gemma3_text", 4, pattern), (vec![1, 3], none(), Some(7)));
+    let types = r#", "layer_types": ["full_attention", "sliding_attention"]"#;
+    assert_eq!(layers("gemma3_text", 2, types), (vec![0], none(), Some(4096)));
+    let full = r#", "layer_types": ["full_attention", "full_attention"]"#;
+    assert_eq!(layers("gemma3_text", 2, full), (none(), none(), None));
+    assert_eq!(
+        layers("gemma2", 2, r#", "sliding_window": null"#),
+        (none(), none(), None)
+    );
+    assert_eq!(layers("phi3", 2, r#", "sliding_window": 9"#), (none(), none(), Some(9)));
+    assert_eq!(layers("phi3", 2, ""), (none(), none(), None));
+    assert_eq!(layers("smollm3", 9, ""), (none(), vec![3, 7], None));
+    assert_eq!(
+        layers("smollm3", 4, r#", "no_rope_layer_interval": 2"#),
+        (none(), vec![1, 3], None)
+    );
+    assert_eq!(
+        layers("smollm3", 3, r#", "no_rope_layers": [0, 1, 1]"#),
+        (none(), vec![0], None)
+    );
+    let window = r#", "use_sliding_window": true, "sliding_window": 5, "no_rope_layers": [0, 1, 1]"#;
+    assert_eq!(layers("smollm3", 3, window), (vec![1, 2], vec![0], Some(5)));
+    let window = r#", "use_sliding_window": true, "sliding_window": 5, "max_window_layers": 2"#;
+    assert_eq!(layers("qwen2", 4, window), (vec![0, 1], none(), Some(5)));
+    assert_eq!(layers("qwen2", 4, r#", "sliding_window": 5"#), (none(), none(), None));
+    for (family, count, more, said) in [
+        (
+            "gemma2",
+            "3",
+            r#", "layer_types": ["full_attention"]"#,
+            "1 types for 3 layers",
+        ),
+        ("smollm3", "3", r#", "no_rope_layers": [1]"#, "1 numbers for 3 layers"),
+        (
+            "smollm3",
+            "3",
+            r#", "no_rope_layer_interval": 0"#,
+            "no_rope_layer_interval is 0",
+        ),
+        (
+            "gemma3_text",
+            "3",
+            r#", "sliding_window_pattern": 0"#,
+            "sliding_window_pattern is 0",
+        ),
+        ("gemma2", "200", "", "more than 128 layers that differ"),
+        ("gemma2", "2000000000", "", "more than 128 layers that differ"),
+        (
+            "gemma2",
+            "2",
+            r#", "final_logit_softcapping": 0.0"#,
+            "logit_softcap is 0",
+        ),
+        ("granite", "2", r#", "logits_scaling": -1.0"#, "logits_scaling is -1"),
+        ("phi3", "2", r#", "partial_rotary_factor": 0.4"#, "rotary_dim is 3"),
+        ("phi3", "2", r#", "rope_scaling": {"type": "su"}"#, "need short_factor"),
+        (
+            "phi3",
+            "2",
+            r#", "rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0, 2.0],
+            "original_max_position_embeddings": 8}"#,
+            "1 short and 2 long factors",
+        ),
+        (
+            "phi3",
+            "2",
+            r#", "rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0],
+            "original_max_position_embeddings": 8}"#,
+            "1 factors for 4 pairs",
+        ),
+    ] {
+        let text = format!(
+            r#"{{"model_type": "{family}", "vocab_size": 10, "hidden_size": 32, "intermediate_size": 9,
+            "num_hidden_layers": {count}, "num_attention_heads": 4, "num_key_value_heads": 2{more}}}"#
+        );
+        let error = ModelConfig::parse(&text, Path::new("config.json"))
+            .expect_err(said)
+            .to_string();
+        assert!(error.contains(said), "{error:?} lacks {said:?}");
+    }
+}
+
+#[test]
+fn what_makes_a_family() {
+    let network = |fields: &str| parse(fields).expect("a model").network;
+    let gemma = network(
+        r#""model_type": "gemma3_text", "query_pre_attn_scalar": 16, "rope_theta": 1e5, "rope_local_base_freq": 2e4,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0}"#,
+    );
+    assert_eq!(
+        (gemma.attention_scale, gemma.activation),
+        (Some(0.25), Activation::GeluTanh)
+    );
+    assert_eq!((gemma.rope_theta, gemma.rope_local_theta), (1e5, Some(2e4)));
+    assert_eq!(gemma.rope_scaling, RopeScaling::Linear { factor: 8.0 });
+    assert_eq!(
+        (gemma.qk_norm, gemma.norms),
+        (QkNorm::PerHead, NormPlacement::PreAndPost)
+    );
+    assert!(gemma.zero_centered_norms && gemma.tied_embeddings);
+    assert_eq!(
+        (gemma.embedding_multiplier, gemma.logit_softcap),
+        (Some(8f32.sqrt()), None)
+    );
+    // Both generations of the format say the same.
+    let newer = network(
+        r#""model_type": "gemma3_text", "query_pre_attn_scalar": 16, "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 2e4}}"#,
+    );
+    assert_eq!(newer, gemma);
+    let bare = network(r#""model_type": "gemma2""#);
+    assert_eq!((bare.attention_softcap, bare.logit_softcap), (Some(50.0), Some(30.0)));
+    let unbounded =
+        network(r#""model_type": "gemma2", "attn_logit_softcapping": null, "final_logit_softcapping": null"#);
+    assert_eq!((unbounded.attention_softcap, unbounded.logit_softcap), (None, None));
+    let olmo = network(r#""model_type": "olmo2""#);
+    assert_eq!(
+        (olmo.qk_norm, olmo.norms, olmo.eps),
+        (QkNorm::AllHeads, NormPlacement::Post, 1e-5)
+    );
+    let phi = parse(r#""model_type": "phi3", "rope_parameters": {"partial_rotary_factor": 0.5}"#).expect("a model");
+    assert_eq!((phi.network.rotary_dim, phi.projections), (Some(2), Projections::Fused));
+    // As files on the hub have it: the first training's context stands beside the factors.
+    let long = network(
+        r#""model_type": "phi3", "max_position_embeddings": 64, "original_max_position_embeddings": 8,
+        "rope_scaling": {"type": "longrope", "short_factor": [1.0, 2.0], "long_factor": [4.0, 8.0]}"#,
+    );
+    let magnitude = (1.0 + 8f64.ln() / 8f64.ln()).sqrt() as f32;
+    assert_eq!(long.longrope, LongRope::new(&[1.0, 2.0], &[4.0, 8.0], 8, magnitude));
+}
+
+/// A file of the whole model has its text part inside, whose sizes may be left out.
+#[test]
+fn a_text_part_is_read() {
+    let text = r#"{"model_type": "gemma3", "eos_token_id": [1, 106], "vision_config": {"hidden_size": 1152}, "text_config": {
+        "model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34,
+        "sliding_window": 1024, "rope_scaling": {"factor": 8.0, "rope_type": "linear"}}}"#;
+    let config = ModelConfig::parse(text, Path::new("config.json")).expect("a model");
+    let network = config.network;
+    assert_eq!((network.vocab, network.heads, network.kv_heads), (262_208, 8, 4));
+    assert_eq!(
+        (network.head_dim, network.dim, network.window),
+        (Some(256), 2560, Some(1024))
+    );
+    assert_eq!((config.context, config.stop), (131_072, vec![1, 106]));
+    assert!(network.full_attention_layers.contains(5) && !network.full_attention_layers.contains(0));
+}

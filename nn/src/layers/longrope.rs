@@ -1,0 +1,93 @@
+//! Factors of rotary speeds for contexts of two lengths.
+
+use super::Fault;
+
+/// Factors of the speeds of the pairs of a head, for short and for long contexts (LongRoPE; Ding et al., 2024, as Phi-3 has
+/// it). The speed of pair `i` is `theta^(-i / pairs) / factor[i]`, and queries and keys are `magnitude` times as long.
+///
+/// Which factors a graph has depends on how many positions there can be in it, not on those that there are: the rows of a
+/// training graph or of a prompt that is read at once, the capacity of a cache. With more than `original_context`, it has
+/// the long ones.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LongRope {
+    short: [f32; LongRope::MAX_PAIRS],
+    long: [f32; LongRope::MAX_PAIRS],
+    pairs: usize,
+    original_context: usize,
+    magnitude: f32,
+}
+
+impl LongRope {
+    /// Pairs of a head at most.
+    pub const MAX_PAIRS: usize = 64;
+
+    /// With as many short factors as long ones, one for each pair, for a model that was first trained in
+    /// `original_context` positions; `None` with other numbers of factors, or more than [`LongRope::MAX_PAIRS`].
+    pub fn new(short: &[f32], long: &[f32], original_context: usize, magnitude: f32) -> Option<Self> {
+        let padded = |factors: &[f32]| {
+            let mut all = [1.0; LongRope::MAX_PAIRS];
+            all.get_mut(..factors.len())?.copy_from_slice(factors);
+            Some(all)
+        };
+        (short.len() == long.len()).then_some(LongRope {
+            short: padded(short)?,
+            long: padded(long)?,
+            pairs: short.len(),
+            original_context,
+            magnitude,
+        })
+    }
+
+    /// Length of what is rotated.
+    pub fn magnitude(&self) -> f32 {
+        self.magnitude
+    }
+
+    /// Radians of each pair for each position, where there can be so many positions.
+    pub fn speeds(&self, theta: f32, positions: usize) -> Vec<f64> {
+        let factors = match positions > self.original_context {
+            true => &self.long,
+            false => &self.short,
+        };
+        let usual = |i: usize| f64::from(theta).powf(-(i as f64) / self.pairs as f64);
+        let pairs = factors.iter().take(self.pairs).enumerate();
+        pairs.map(|(i, &factor)| usual(i) / f64::from(factor)).collect()
+    }
+
+    /// Whether they are factors of heads of so many pairs.
+    pub(crate) fn check(&self, pairs: usize) -> Result<(), Fault> {
+        if self.pairs != pairs {
+            return Err((
+                format!("longrope has {} factors for {pairs} pairs of a head", self.pairs),
+                "there is a factor for each pair of features that are rotated",
+            ));
+        }
+        let mut all = self.short.iter().chain(&self.long).chain([&self.magnitude]);
+        match all.find(|factor| !(**factor > 0.0 && factor.is_finite())) {
+            Some(factor) => Err((
+                format!("a factor of longrope is {factor}"),
+                "factors and the magnitude are finite and above 0",
+            )),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn factors_go_with_the_context() {
+        let rope = LongRope::new(&[1.0, 2.0], &[4.0, 8.0], 10, 1.5).expect("factors");
+        assert_eq!(rope.speeds(100.0, 10), [1.0, 0.1 / 2.0]);
+        assert_eq!(rope.speeds(100.0, 11), [1.0 / 4.0, 0.1 / 8.0]);
+        assert!(rope.check(2).is_ok() && rope.check(3).is_err());
+        assert!(LongRope::new(&[1.0], &[1.0, 1.0], 10, 1.0).is_none());
+        assert!(LongRope::new(&[1.0; 65], &[1.0; 65], 10, 1.0).is_none());
+        for (short, magnitude) in [(0.0, 1.0), (f32::NAN, 1.0), (1.0, f32::INFINITY)] {
+            let rope = LongRope::new(&[short], &[1.0], 10, magnitude).expect("factors");
+            assert!(rope.check(1).is_err(), "{short} {magnitude}");
+        }
+    }
+}

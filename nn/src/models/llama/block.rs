@@ -1,0 +1,172 @@
+//! Blocks.
+
+use meganeura_core::graph::Value;
+use meganeura_core::{Graph, Init, NodeId};
+
+use super::config::{LlamaConfig, NormPlacement};
+use super::scaled;
+use crate::layers::{Activation, Linear, LinearConfig, PagedRows, RmsNorm, SelfAttention, WithKv, scoped};
+
+impl LlamaConfig {
+    /// A norm over the features of a token, or of queries or keys.
+    #[track_caller]
+    pub(super) fn norm(&self, g: &mut Graph, name: &str) -> RmsNorm {
+        match self.zero_centered_norms {
+            true => RmsNorm::zero_centered(g, name, self.dim, self.eps),
+            false => RmsNorm::new(g, name, self.dim, self.eps),
+        }
+    }
+
+    /// Registers one block, for models of one's own: one as the first layer has it.
+    #[track_caller]
+    pub fn block(&self, g: &mut Graph, name: &str) -> LlamaBlock {
+        self.block_of_layer(g, name, 0)
+    }
+
+    /// Registers one block as the layer of this number, counted from 0, has it: layers differ in their windows and in the
+    /// embedding of positions.
+    #[track_caller]
+    pub fn block_of_layer(&self, g: &mut Graph, name: &str, layer: usize) -> LlamaBlock {
+        g.at_caller(|g| {
+            let linear = |g: &mut Graph, child: &str, [inputs, outputs]: [usize; 2]| {
+                LinearConfig::new(inputs, outputs)
+                    .bias(self.mlp_bias)
+                    .storage(self.weights)
+                    .init(Init::xavier_uniform(inputs, outputs))
+                    .lora(self.lora)
+                    .build(g, &scoped(name, &format!("mlp.{child}")))
+            };
+            // Names of checkpoints: `post_attention_layernorm` is what stands behind the attention, be it in front of the
+            // feed-forward part or at the end of the attention.
+            let [
+                before_attention,
+                after_attention,
+                before_feed_forward,
+                after_feed_forward,
+            ] = match self.norms {
+                NormPlacement::Pre => [Some("input_layernorm"), None, Some("post_attention_layernorm"), None],
+                NormPlacement::Post => [
+                    None,
+                    Some("post_attention_layernorm"),
+                    None,
+                    Some("post_feedforward_layernorm"),
+                ],
+                NormPlacement::PreAndPost => [
+                    Some("input_layernorm"),
+                    Some("post_attention_layernorm"),
+                    Some("pre_feedforward_layernorm"),
+                    Some("post_feedforward_layernorm"),
+                ],
+            };
+            let norm = |g: &mut Graph, child: Option<&str>| child.map(|child| self.norm(g, &scoped(name, child)));
+            LlamaBlock {
+                name: name.to_owned(),
+                attention_norms: [norm(g, before_attention), norm(g, after_attention)],
+                attention: self.attention(layer).build(g, &scoped(name, "self_attn")),
+                feed_forward_norms: [norm(g, before_feed_forward), norm(g, after_feed_forward)],
+                gate: linear(g, "gate_proj", [self.dim, self.hidden]),
+                up: linear(g, "up_proj", [self.dim, self.hidden]),
+                down: linear(g, "down_proj", [self.hidden, self.dim]),
+                activation: self.activation,
+                residual_multiplier: self.residual_multiplier,
+            }
+        })
+    }
+}
+
+/// One block: causal self-attention with rotary positions, then a gated feed-forward layer (Shazeer, 2020), each with
+/// norms and added to its input.
+#[derive(Clone, Debug)]
+pub struct LlamaBlock {
+    name: String,
+    /// Of what goes into the attention, and of what comes out of it.
+    attention_norms: [Option<RmsNorm>; 2],
+    attention: SelfAttention,
+    /// Likewise of the feed-forward layers.
+    feed_forward_norms: [Option<RmsNorm>; 2],
+    gate: Linear,
+    up: Linear,
+    down: Linear,
+    activation: Activation,
+    residual_multiplier: Option<f32>,
+}
+
+impl LlamaBlock {
+    /// `x [..., rows, dim] -> [..., rows, dim]`.
+    #[track_caller]
+    pub fn forward(&self, g: &mut Graph, x: impl Into<Value>) -> NodeId {
+        self.forward_with_kv(g, x).y
+    }
+
+    /// [`LlamaBlock::forward`], with the keys and values that a cache is filled with.
+    #[track_caller]
+    pub fn forward_with_kv(&self, g: &mut Graph, x: impl Into<Value>) -> WithKv {
+        let x = x.into();
+        let y = self.attention_input(g, x);
+        let attended = self.attention.forward_with_kv(g, y);
+        WithKv {
+            y: self.feed_forward(g, x, attended.y),
+            ..attended
+        }
+    }
+
+    /// A step of decoding with the block's cache: see [`SelfAttention::forward_cached`].
+    #[track_caller]
+    pub fn forward_cached(&self, g: &mut Graph, x: impl Into<Value>, cache: [NodeId; 2], kv_pos: NodeId) -> NodeId {
+        let x = x.into();
+        let y = self.attention_input(g, x);
+        let y = self.attention.forward_cached(g, y, cache, kv_pos);
+        self.feed_forward(g, x, y)
+    }
+
+    /// A step of decoding for tokens of several sequences: see [`SelfAttention::forward_paged`].
+    #[track_caller]
+    pub fn forward_paged(&self, g: &mut Graph, x: impl Into<Value>, cache: [NodeId; 2], at: PagedRows) -> NodeId {
+        let x = x.into();
+        let y = self.attention_input(g, x);
+        let y = self.attention.forward_paged(g, y, cache, at);
+        self.feed_forward(g, x, y)
+    }
+
+    #[track_caller]
+    fn attention_input(&self, g: &mut Graph, x: Value) -> Value {
+        normalized(g, &self.attention_norms[0], x)
+    }
+
+    /// `x` with what a part of the block makes of it.
+    #[track_caller]
+    fn add(&self, g: &mut Graph, x: Value, part: NodeId, norm: &Option<RmsNorm>) -> NodeId {
+        let part = match norm {
+            Some(norm) => norm.forward(g, part),
+            None => part,
+        };
+        let part = scaled(g, part, self.residual_multiplier);
+        g.add(x, part)
+    }
+
+    #[track_caller]
+    fn feed_forward(&self, g: &mut Graph, x: Value, attended: NodeId) -> NodeId {
+        let x = self.add(g, x, attended, &self.attention_norms[1]);
+        let y = normalized(g, &self.feed_forward_norms[0], x.into());
+        let gate = self.gate.forward(g, y);
+        let up = self.up.forward(g, y);
+        let y = match self.activation {
+            Activation::Silu => g.swiglu(gate, up),
+            activation => {
+                let gate = activation.forward(g, gate);
+                g.mul(gate, up)
+            }
+        };
+        g.named(y, &self.name);
+        let y = self.down.forward(g, y);
+        self.add(g, x.into(), y, &self.feed_forward_norms[1])
+    }
+}
+
+#[track_caller]
+fn normalized(g: &mut Graph, norm: &Option<RmsNorm>, x: Value) -> Value {
+    match norm {
+        Some(norm) => norm.forward(g, x).into(),
+        None => x,
+    }
+}

@@ -1,0 +1,320 @@
+//! Options of the models.
+
+use meganeura_core::Error;
+use meganeura_core::ops::RopeScaling;
+
+use crate::layers::{
+    Activation, Fault, LongRope, LoraConfig, QkNorm, SelfAttentionConfig, WeightStorage, check_eps, check_heads,
+    check_rotary_dim, check_sizes, check_theta,
+};
+
+/// Where the two parts of a block, attention and feed-forward, have their norms.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum NormPlacement {
+    /// Of what goes into a part (pre-norm: Llama, Mistral, Qwen, Phi-3): `x + f(norm(x))`.
+    #[default]
+    Pre,
+    /// Of what comes out of it, before that is added (reordered norm; "2 OLMo 2 Furious", OLMo team, 2025, section 3.2):
+    /// `x + norm(f(x))`.
+    Post,
+    /// Of both ("Gemma 2", Gemma Team, 2024, section 2): `x + norm(f(norm(x)))`.
+    PreAndPost,
+}
+
+/// A set of layers, by their numbers from 0 to 127.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct LayerSet(u128);
+
+impl LayerSet {
+    /// No layer.
+    pub const NONE: LayerSet = LayerSet(0);
+    /// Layers that a set can tell apart; later ones are in none.
+    pub const LAYERS: usize = u128::BITS as usize;
+
+    /// Whether a layer is in the set.
+    pub fn contains(self, layer: usize) -> bool {
+        layer < LayerSet::LAYERS && self.0 >> layer & 1 == 1
+    }
+
+    /// Whether no layer is.
+    pub fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+}
+
+impl FromIterator<usize> for LayerSet {
+    /// Numbers from [`LayerSet::LAYERS`] on are left out.
+    fn from_iter<I: IntoIterator<Item = usize>>(layers: I) -> Self {
+        let inside = layers.into_iter().filter(|&layer| layer < LayerSet::LAYERS);
+        LayerSet(inside.fold(0, |set, layer| set | 1 << layer))
+    }
+}
+
+/// Options of a [`Llama`](super::Llama) model.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LlamaConfig {
+    /// Number of tokens that there are.
+    pub vocab: usize,
+    /// Features of a token.
+    pub dim: usize,
+    /// Number of blocks.
+    pub layers: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Features of a head; `dim / heads` if `None`.
+    pub head_dim: Option<usize>,
+    /// Key and value heads, a divisor of `heads`.
+    pub kv_heads: usize,
+    /// Features inside the feed-forward layers.
+    pub hidden: usize,
+    /// Base of the rotary position embedding.
+    pub rope_theta: f32,
+    /// Base in the layers with a window, where the speeds are not scaled; as everywhere if `None` ("Gemma 3", Gemma Team,
+    /// 2025, section 2: `rope_local_base_freq`).
+    pub rope_local_theta: Option<f32>,
+    /// Its speeds for longer contexts.
+    pub rope_scaling: RopeScaling,
+    /// Factors of the speeds of each pair, in place of `rope_scaling` (LongRoPE; Phi-3).
+    pub longrope: Option<LongRope>,
+    /// Features of a head that are rotated, the first ones; all if `None` (`partial_rotary_factor` times the head's).
+    pub rotary_dim: Option<usize>,
+    /// Layers without a position embedding (NoPE; Kazemnejad et al., 2023; SmolLM3).
+    pub nope_layers: LayerSet,
+    /// How many of the latest positions a position sees, itself included; all if `None` (Mistral 7B).
+    pub window: Option<u32>,
+    /// Layers that see all positions although there is a window (`full_attention` in `layer_types`; Gemma 2 and 3).
+    pub full_attention_layers: LayerSet,
+    /// Norms of queries and keys: of each head (Qwen3, Gemma 3), or of all heads together (OLMo 2).
+    pub qk_norm: QkNorm,
+    /// Factor of attention's scores; `1 / sqrt(head_dim)` if `None` (`query_pre_attn_scalar ^ -0.5` in Gemma).
+    pub attention_scale: Option<f32>,
+    /// Bound of attention's scores, `cap tanh(score / cap)` ("Gemma 2", section 2: `attn_logit_softcapping`). Memory grows
+    /// with the number of scores then, in a step of the paged cache with tokens times positions of a sequence.
+    pub attention_softcap: Option<f32>,
+    /// Bound of the logits, likewise (`final_logit_softcapping`).
+    pub logit_softcap: Option<f32>,
+    /// Activation of the gate in the feed-forward layers: SiLU (SwiGLU; Shazeer, 2020), or GELU in its tanh approximation
+    /// (GeGLU; Gemma).
+    pub activation: Activation,
+    /// Where the blocks have norms.
+    pub norms: NormPlacement,
+    /// Whether the norms multiply by `1 + weight` (Gemma; `zero_centered_gamma` of Transformer Engine), so that weights
+    /// begin at 0 and decay to a factor of 1.
+    pub zero_centered_norms: bool,
+    /// Factor of the embeddings as the first block gets them: `sqrt(dim)` in Gemma, `embedding_multiplier` in Granite.
+    pub embedding_multiplier: Option<f32>,
+    /// Factor of what a part of a block adds (`residual_multiplier` in Granite).
+    pub residual_multiplier: Option<f32>,
+    /// Number that logits are divided by, before they are bounded (`logits_scaling` in Granite).
+    pub logits_scaling: Option<f32>,
+    /// Whether the projections to queries, keys and values have a bias (Qwen2).
+    pub qkv_bias: bool,
+    /// Whether the projection of the attention's result has one.
+    pub attention_out_bias: bool,
+    /// Whether the feed-forward layers have.
+    pub mlp_bias: bool,
+    /// Number added to the mean square in the norms.
+    pub eps: f32,
+    /// Whether the logits are products with the token embeddings; otherwise `lm_head` is a matrix of its own.
+    pub tied_embeddings: bool,
+    /// Adapters; with them, nothing else is trained.
+    pub lora: Option<LoraConfig>,
+    /// How matrices are stored. All but `f32` are for models that are not trained; norms and biases stay `f32`.
+    pub weights: WeightStorage,
+}
+
+impl LlamaConfig {
+    /// A model small enough to train on a CPU: 4 blocks of 128 features with 4 heads, 2 key-value heads and tied
+    /// embeddings.
+    pub const fn small(vocab: usize) -> Self {
+        LlamaConfig {
+            vocab,
+            dim: 128,
+            layers: 4,
+            heads: 4,
+            head_dim: None,
+            kv_heads: 2,
+            hidden: 344,
+            rope_theta: 10_000.0,
+            rope_local_theta: None,
+            rope_scaling: RopeScaling::None,
+            longrope: None,
+            rotary_dim: None,
+            nope_layers: LayerSet::NONE,
+            window: None,
+            full_attention_layers: LayerSet::NONE,
+            qk_norm: QkNorm::None,
+            attention_scale: None,
+            attention_softcap: None,
+            logit_softcap: None,
+            activation: Activation::Silu,
+            norms: NormPlacement::Pre,
+            zero_centered_norms: false,
+            embedding_multiplier: None,
+            residual_multiplier: None,
+            logits_scaling: None,
+            qkv_bias: false,
+            attention_out_bias: false,
+            mlp_bias: false,
+            eps: 1e-5,
+            tied_embeddings: true,
+            lora: None,
+            weights: WeightStorage::F32,
+        }
+    }
+
+    /// SmolLM2-135M: 30 blocks of 576 features with 9 heads and 3 key-value heads, 49,152 tokens.
+    pub fn smollm2_135m() -> Self {
+        LlamaConfig {
+            dim: 576,
+            layers: 30,
+            heads: 9,
+            kv_heads: 3,
+            hidden: 1536,
+            rope_theta: 100_000.0,
+            ..LlamaConfig::small(49_152)
+        }
+    }
+
+    /// SmolLM2-360M: 32 blocks of 960 features with 15 heads and 5 key-value heads, 49,152 tokens.
+    pub fn smollm2_360m() -> Self {
+        LlamaConfig {
+            dim: 960,
+            layers: 32,
+            heads: 15,
+            kv_heads: 5,
+            hidden: 2560,
+            ..LlamaConfig::smollm2_135m()
+        }
+    }
+
+    /// SmolLM2-1.7B: 24 blocks of 2048 features with 32 heads, each with keys and values of its own, 49,152 tokens.
+    pub fn smollm2_1_7b() -> Self {
+        LlamaConfig {
+            dim: 2048,
+            layers: 24,
+            heads: 32,
+            kv_heads: 32,
+            hidden: 8192,
+            rope_theta: 130_000.0,
+            ..LlamaConfig::smollm2_135m()
+        }
+    }
+
+    /// Features of a head.
+    pub fn head_dim(&self) -> usize {
+        self.head_dim.unwrap_or(self.dim / self.heads.max(1))
+    }
+
+    /// Checks what [`build`](LlamaConfig::build) checks.
+    ///
+    /// # Errors
+    /// [`Error::InvalidUse`] with the field that is wrong, its value and what is allowed.
+    pub fn check(&self) -> Result<(), Error> {
+        self.find_fault()
+            .map_err(|(message, remedy)| Error::misuse(format!("LlamaConfig: {message}"), remedy))
+    }
+
+    pub(super) fn find_fault(&self) -> Result<(), Fault> {
+        check_sizes(&[("vocab", self.vocab), ("hidden", self.hidden)])?;
+        check_heads([self.dim, self.heads, self.kv_heads], self.head_dim, true)?;
+        check_theta(self.rope_theta)?;
+        check_eps(self.eps)?;
+        self.rope_local_theta.map_or(Ok(()), check_theta)?;
+        self.check_factors()?;
+        if let Some(rotated) = self.rotary_dim {
+            check_rotary_dim(rotated, self.head_dim())?;
+        }
+        if let Some(longrope) = self.longrope {
+            longrope.check(self.rotary_dim.unwrap_or(self.head_dim()) / 2)?;
+        }
+        match self.window {
+            Some(0) => Err((
+                "window is 0".into(),
+                "a window has at least the own position: 1 or more, or `None`",
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_factors(&self) -> Result<(), Fault> {
+        for (name, factor) in [
+            ("attention_scale", self.attention_scale),
+            ("embedding_multiplier", self.embedding_multiplier),
+            ("residual_multiplier", self.residual_multiplier),
+        ] {
+            if let Some(factor) = factor.filter(|factor| !factor.is_finite()) {
+                return Err((
+                    format!("{name} is {factor}"),
+                    "a factor is finite, or `None` for the usual one",
+                ));
+            }
+        }
+        for (name, bound) in [
+            ("attention_softcap", self.attention_softcap),
+            ("logit_softcap", self.logit_softcap),
+            ("logits_scaling", self.logits_scaling),
+        ] {
+            if let Some(bound) = bound.filter(|bound| !(*bound > 0.0 && bound.is_finite())) {
+                return Err((format!("{name} is {bound}"), "it is finite and above 0, or `None`"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a layer sees no more than the window.
+    fn is_local(&self, layer: usize) -> bool {
+        self.window.is_some() && !self.full_attention_layers.contains(layer)
+    }
+
+    pub(super) fn attention(&self, layer: usize) -> SelfAttentionConfig {
+        let mut attention = SelfAttentionConfig::new(self.dim, self.heads)
+            .kv_heads(self.kv_heads)
+            .biases(self.qkv_bias, self.attention_out_bias)
+            .causal(true)
+            .qk_norm(self.qk_norm, self.eps)
+            .zero_centered_norms(self.zero_centered_norms)
+            .scale(self.attention_scale)
+            .softcap(self.attention_softcap)
+            .lora(self.lora)
+            .storage(self.weights);
+        if let Some(head_dim) = self.head_dim {
+            attention = attention.head_dim(head_dim);
+        }
+        let is_local = self.is_local(layer);
+        if let Some(window) = self.window.filter(|_| is_local) {
+            attention = attention.window(window);
+        }
+        if self.nope_layers.contains(layer) {
+            return attention;
+        }
+        if let Some(rotated) = self.rotary_dim {
+            attention = attention.rotary_dim(rotated);
+        }
+        if let Some(longrope) = self.longrope {
+            attention = attention.longrope(longrope);
+        }
+        match self.rope_local_theta.filter(|_| is_local) {
+            Some(theta) => attention.rope(theta),
+            None => attention.rope(self.rope_theta).rope_scaling(self.rope_scaling),
+        }
+    }
+
+    /// Features of a row of a layer's keys, and of its values.
+    pub fn kv_width(&self) -> usize {
+        self.attention(0).kv_width()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sets_of_layers() {
+        let set: LayerSet = [0, 5, 127, 128, 1000].into_iter().collect();
+        let found: Vec<usize> = (0..2000).filter(|&layer| set.contains(layer)).collect();
+        assert_eq!(found, [0, 5, 127]);
+        assert!(!set.is_empty() && LayerSet::NONE.is_empty() && !LayerSet::NONE.contains(0));
+    }
+}

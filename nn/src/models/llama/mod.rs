@@ -1,0 +1,207 @@
+//! Decoder-only language models of the Llama family.
+
+mod block;
+mod config;
+
+pub use block::LlamaBlock;
+pub use config::{LayerSet, LlamaConfig, NormPlacement};
+
+use meganeura_core::graph::{NodeKind, Value};
+use meganeura_core::{Graph, Init, NodeId};
+
+use crate::layers::{
+    Embedding, EmbeddingConfig, LORA_PART, Linear, LinearConfig, PagedRows, RmsNorm, WithKv, reject, scoped,
+};
+
+impl LlamaConfig {
+    /// Registers the layers under the names of published checkpoints: `{name}.model.embed_tokens`,
+    /// `model.layers.0.input_layernorm`, `.self_attn.q_proj` (`k_proj`, `v_proj`, `o_proj`),
+    /// `.post_attention_layernorm`, `.mlp.gate_proj` (`up_proj`, `down_proj`) ..., `model.norm` and, if embeddings
+    /// are not tied, `lm_head`. Other norms are `.self_attn.q_norm` and `k_norm`, `.pre_feedforward_layernorm` and
+    /// `.post_feedforward_layernorm`. Weights of linear layers are `[inputs, outputs]`, the transpose of a checkpoint's. With
+    /// adapters, everything else is frozen.
+    #[track_caller]
+    pub fn build(self, g: &mut Graph, name: &str) -> Llama {
+        match reject(g, "LlamaConfig", self.find_fault()) {
+            // Its first error says what is wrong; blocks would add theirs, and as many as there are layers.
+            Some(_) => LlamaConfig { layers: 0, ..self }.register(g, name),
+            None => g.at_caller(|g| self.register(g, name)),
+        }
+    }
+
+    #[track_caller]
+    fn register(self, g: &mut Graph, name: &str) -> Llama {
+        let first = g.nodes().len();
+        // Of the order of the residual stream's own size, as language models have it.
+        let init = Init::Normal { std: 0.02 };
+        let model = scoped(name, "model");
+        let embedding = EmbeddingConfig::new(self.vocab, self.dim)
+            .init(init)
+            .storage(self.weights);
+        let embedding = embedding.build(g, &scoped(&model, "embed_tokens"));
+        let blocks = (0..self.layers).map(|i| self.block_of_layer(g, &scoped(&model, &format!("layers.{i}")), i));
+        let blocks = blocks.collect();
+        let norm = self.norm(g, &scoped(&model, "norm"));
+        let head = (!self.tied_embeddings).then(|| {
+            let head = LinearConfig::new(self.dim, self.vocab)
+                .bias(false)
+                .init(init)
+                .storage(self.weights);
+            head.build(g, &scoped(name, "lm_head"))
+        });
+        if self.lora.is_some() {
+            freeze_all_but_adapters(g, first);
+        }
+        Llama {
+            embedding,
+            embedding_multiplier: self.embedding_multiplier,
+            blocks,
+            norm,
+            head,
+            logits_scaling: self.logits_scaling,
+            logit_softcap: self.logit_softcap,
+        }
+    }
+}
+
+/// Of the nodes from a number on.
+fn freeze_all_but_adapters(g: &mut Graph, first: usize) {
+    let is_frozen = |id: &NodeId| {
+        let node = &g.nodes()[id.index()];
+        let is_adapter = node.name.as_deref().is_some_and(|name| name.contains(LORA_PART));
+        matches!(node.kind, NodeKind::Parameter { .. }) && !is_adapter
+    };
+    let frozen: Vec<NodeId> = g.node_ids().skip(first).filter(is_frozen).collect();
+    for id in frozen {
+        g.trainable(id, false);
+    }
+}
+
+/// A decoder-only language model (Touvron et al., "LLaMA", 2023).
+#[derive(Clone, Debug)]
+pub struct Llama {
+    embedding: Embedding,
+    embedding_multiplier: Option<f32>,
+    blocks: Vec<LlamaBlock>,
+    norm: RmsNorm,
+    head: Option<Linear>,
+    logits_scaling: Option<f32>,
+    logit_softcap: Option<f32>,
+}
+
+impl Llama {
+    /// `u32` tokens `[..., rows] -> f32 [..., rows, vocab]`: for each position the logits of the token that
+    /// follows it. A token that is not in the vocabulary is an error of the step.
+    #[track_caller]
+    pub fn forward(&self, g: &mut Graph, tokens: impl Into<Value>) -> NodeId {
+        let mut x = self.embed(g, tokens);
+        for block in &self.blocks {
+            x = block.forward(g, x);
+        }
+        self.logits(g, x)
+    }
+
+    /// The blocks' results for `u32` tokens `[..., rows]`, and each block's keys and values.
+    #[track_caller]
+    pub(super) fn forward_with_kv(&self, g: &mut Graph, tokens: NodeId) -> (NodeId, Vec<[NodeId; 2]>) {
+        let mut x = self.embed(g, tokens);
+        let mut all = Vec::new();
+        for block in &self.blocks {
+            let WithKv { y, kv } = block.forward_with_kv(g, x);
+            all.push(kv);
+            x = y;
+        }
+        (x, all)
+    }
+
+    /// The blocks' results for `u32` tokens `[..., rows]` that follow `kv_pos` cached ones; `caches` has each block's.
+    #[track_caller]
+    pub(super) fn forward_cached(
+        &self,
+        g: &mut Graph,
+        tokens: NodeId,
+        caches: &[[NodeId; 2]],
+        kv_pos: NodeId,
+    ) -> NodeId {
+        let mut x = self.embed(g, tokens);
+        for (block, &cache) in self.blocks.iter().zip(caches) {
+            x = block.forward_cached(g, x, cache, kv_pos);
+        }
+        x
+    }
+
+    /// The blocks' results for `u32` tokens `[rows]` of several sequences; `caches` has each block's.
+    #[track_caller]
+    pub(super) fn forward_paged(&self, g: &mut Graph, tokens: NodeId, caches: &[[NodeId; 2]], at: PagedRows) -> NodeId {
+        let mut x = self.embed(g, tokens);
+        for (block, &cache) in self.blocks.iter().zip(caches) {
+            x = block.forward_paged(g, x, cache, at);
+        }
+        x
+    }
+
+    /// Logits `[..., rows, vocab]` of what the last block yields.
+    #[track_caller]
+    pub(super) fn logits(&self, g: &mut Graph, x: NodeId) -> NodeId {
+        let x = self.norm.forward(g, x);
+        let logits = match &self.head {
+            Some(head) => head.forward(g, x),
+            None => {
+                let logits = self.embedding.scores(g, x);
+                g.named(logits, "lm_head")
+            }
+        };
+        let logits = scaled(g, logits, self.logits_scaling.map(f32::recip));
+        bounded(g, logits, self.logit_softcap)
+    }
+
+    /// What the first block gets, `[..., rows, dim]`.
+    #[track_caller]
+    fn embed(&self, g: &mut Graph, tokens: impl Into<Value>) -> NodeId {
+        let x = self.embedding.forward(g, tokens);
+        scaled(g, x, self.embedding_multiplier)
+    }
+}
+
+/// `factor x`, or `x` without a factor.
+#[track_caller]
+fn scaled(g: &mut Graph, x: NodeId, factor: Option<f32>) -> NodeId {
+    let Some(factor) = factor else { return x };
+    let factor = g.scalar(factor);
+    g.mul(x, factor)
+}
+
+/// `cap tanh(x / cap)`, or `x` without a bound.
+#[track_caller]
+fn bounded(g: &mut Graph, x: NodeId, cap: Option<f32>) -> NodeId {
+    let x = scaled(g, x, cap.map(f32::recip));
+    let y = if cap.is_some() { g.tanh(x) } else { x };
+    scaled(g, y, cap)
+}
+
+/// Name of the input that holds the tokens of a [`language_model`].
+pub const TOKENS: &str = "tokens";
+/// Name of the input that holds the tokens that follow them.
+pub const TARGETS: &str = "targets";
+
+/// A graph that trains the language model that `logits` builds.
+///
+/// Inputs: `tokens` and `targets`, `u32 [batch, rows]`; `targets` is usually `tokens` moved by one. Outputs: the
+/// mean cross-entropy in nats over all positions, `f32 []`, and the logits, `f32 [batch, rows, vocab]`.
+#[track_caller]
+pub fn language_model(batch: usize, rows: usize, logits: impl FnOnce(&mut Graph, NodeId) -> NodeId) -> Graph {
+    language_model_of(&[batch, rows], logits)
+}
+
+/// [`language_model`] of tokens in any shape that ends in the rows.
+#[track_caller]
+pub(super) fn language_model_of(shape: &[usize], logits: impl FnOnce(&mut Graph, NodeId) -> NodeId) -> Graph {
+    let mut g = Graph::new();
+    let tokens = g.input_u32(TOKENS, shape);
+    let targets = g.input_u32(TARGETS, shape);
+    let logits = logits(&mut g, tokens);
+    let loss = g.cross_entropy_loss(logits, targets);
+    g.named(loss, "loss");
+    g.set_outputs(vec![loss, logits]);
+    g
+}
