@@ -107,7 +107,7 @@ pub(super) fn locate(model: &Path) -> Result<PathBuf> {
     ))
 }
 
-pub(super) fn storage(name: &str) -> std::result::Result<WeightStorage, String> {
+pub(crate) fn storage(name: &str) -> std::result::Result<WeightStorage, String> {
     let known = || WeightStorage::ALL.map(WeightStorage::name).join(", ");
     WeightStorage::from_name(name).ok_or_else(|| format!("there are {}", known()))
 }

@@ -171,6 +171,54 @@ fn a_small_model_learns_the_text_that_ships_and_goes_on_with_it() {
     assert_eq!(generated(&merged, &[])["token_ids"], adapted["token_ids"]);
 }
 
+/// Adapters on packed weights are saved as others are, go on from a checkpoint, and change what a model of any storage says.
+#[test]
+fn adapters_are_trained_on_packed_weights() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name).to_str().expect("text").to_owned();
+    let other = folder.path().join("other.txt");
+    std::fs::write(&other, "The Queen said no. ".repeat(60)).expect("written");
+    for (model, weights) in [
+        ("tests/fixtures/transformers/llama", "q4"),
+        ("tests/fixtures/transformers/qwen3", "q8"),
+        ("tests/fixtures/gguf/llama3_q8_0.gguf", "q8"),
+    ] {
+        let model = root(model);
+        let model = model.to_str().expect("text");
+        let args = [
+            "--seq",
+            "16",
+            "--batch",
+            "4",
+            "--lora",
+            "4",
+            "--lora-targets",
+            "all",
+            "--lr",
+            "0.02",
+            "--weights",
+        ];
+        let args = [&args[..], &[weights, "--schedule", "constant"]].concat();
+        let (run, lora) = (path("run"), path("lora"));
+        let saving = ["--checkpoint", &run, "--every", "3"];
+        let through = trained(&other, model, &[&args[..], &["--epochs", "4", "--out", &lora]].concat());
+        assert!(through["last_loss"].is_null() || loss(&through) < 5.5, "{through}");
+        trained(&other, model, &[&args[..], &saving, &["--epochs", "2"]].concat());
+        let resumed = trained(
+            &other,
+            model,
+            &[&args[..], &saving, &["--epochs", "4", "--resume"]].concat(),
+        );
+        assert_eq!(loss(&resumed), loss(&through), "{model}");
+        let before = generated(model, &["--weights", "f32"]);
+        let adapted = generated(model, &["--lora", &lora, "--weights", "f32"]);
+        assert_ne!(adapted["token_ids"], before["token_ids"], "{model}");
+        for made in [run, lora] {
+            std::fs::remove_dir_all(made).expect("it was made");
+        }
+    }
+}
+
 /// Checkpoints of other families keep their configuration and the names of their tensors.
 #[test]
 fn other_families_are_fine_tuned_whole_and_by_adapters() {
@@ -284,6 +332,19 @@ fn what_cannot_be_is_one_clear_error() {
         (&long, llama, &["--lora", "2", "--lora-alpha", "inf"], "finite"),
         (&long, llama, &["--lora", "2", "--lora-targets", "q,norm"], "'norm'"),
         (&long, llama, &["--merge"], "--lora"),
+        (&long, llama, &["--weights", "q4"], "--lora"),
+        (
+            &long,
+            llama,
+            &["--lora", "2", "--weights", "q4", "--merge"],
+            "cannot be used with",
+        ),
+        (
+            &long,
+            llama,
+            &["--lora", "2", "--weights", "q5"],
+            "there are f32, f16, q8, q4",
+        ),
         (&long, llama, &["--steps", "1", "--epochs", "1"], "cannot be used with"),
     ] {
         let (success, _, err) = train(data, model, args);

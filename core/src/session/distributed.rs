@@ -366,7 +366,7 @@ impl Session {
     /// rank `root`. Every rank calls it.
     ///
     /// # Errors
-    /// [`Error::Collective`]; a parameter or state that is not `f32`; errors of the last step.
+    /// [`Error::Collective`]; a state that is not `f32`; errors of the last step.
     pub fn try_broadcast_parameters(&mut self, root: usize) -> Result<()> {
         let Some(communicator) = self.communicator().cloned() else {
             return Ok(());
@@ -377,10 +377,10 @@ impl Session {
         };
         let is_shared = |view: &TensorView| !sharded.contains_key(&view.name);
         for view in self.plan.parameters() {
-            let mut data = self.try_read_parameter(&view.name)?;
+            let mut bytes = self.try_read_parameter_bytes(&view.name)?;
             let title = format!("{} '{}'", TensorKind::Parameter, view.name);
-            communicator.broadcast(&title, root, bytes_of_f32(&mut data))?;
-            self.try_set_parameter(&view.name, &data)?;
+            communicator.broadcast(&title, root, &mut bytes)?;
+            self.try_set_parameter_bytes(&view.name, &bytes)?;
         }
         for view in self.plan.states().into_iter().filter(is_shared) {
             let mut data = self.try_read_state(&view.name)?;

@@ -53,6 +53,24 @@ impl Weight {
         })
     }
 
+    /// A tensor of any type from its storage bytes, little-endian and row-major.
+    ///
+    /// # Errors
+    /// [`Error::InvalidUse`] if the type has another number of bytes.
+    pub fn from_bytes(ty: TensorType, bytes: Vec<u8>) -> Result<Self> {
+        match ty.bytes() == bytes.len() {
+            true => Ok(Weight { ty, bytes }),
+            false => Err(Error::misuse(
+                format!(
+                    "a tensor of {ty} has {} bytes, and the data {}",
+                    ty.bytes(),
+                    bytes.len()
+                ),
+                "pass as many bytes as the type has",
+            )),
+        }
+    }
+
     /// Shape and element type.
     pub fn ty(&self) -> &TensorType {
         &self.ty

@@ -3,10 +3,14 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use half::f16;
 use meganeura_compiler::build::Builder;
+use meganeura_core::quantization::{BLOCK, BlockFormat};
 use meganeura_core::{Adam, Session};
 use meganeura_cpu::CpuDevice;
-use meganeura_llm::{Adapters, Checkpoint, Generator, GeneratorOptions, ModelConfig, Projections, Request, saving};
+use meganeura_llm::{
+    Adapters, Checkpoint, Generator, GeneratorOptions, ModelConfig, Projections, Request, WeightStorage, saving,
+};
 use meganeura_nn::layers::LoraConfig;
 use meganeura_nn::models::{LlamaConfig, TARGETS, TOKENS, language_model};
 use safetensors::SafeTensors;
@@ -44,7 +48,14 @@ fn network(lora: Option<LoraConfig>) -> LlamaConfig {
 
 /// A session that trains the checkpoint on batches of this shape.
 fn training(lora: Option<LoraConfig>, batch: usize, rows: usize) -> Session {
-    let network = network(lora);
+    training_with(lora, WeightStorage::F32, batch, rows)
+}
+
+fn training_with(lora: Option<LoraConfig>, weights: WeightStorage, batch: usize, rows: usize) -> Session {
+    let network = LlamaConfig {
+        weights,
+        ..network(lora)
+    };
     let graph = language_model(batch, rows, |g, tokens| network.build(g, "").forward(g, tokens));
     let device = Arc::new(CpuDevice::new(2));
     let (mut session, _) = Builder::on(device).build(&graph).expect("a session");
@@ -114,6 +125,77 @@ fn twenty_steps_of_adapters_are_the_same() {
         before,
         "the model itself stays as it is"
     );
+}
+
+/// What weights stored in fewer bits are computed with: the rows of `[outputs, inputs]` in blocks, those of another length in `f16`.
+fn rounded(weight: &[f32], inputs: usize, storage: WeightStorage) -> Vec<f32> {
+    let format = match storage {
+        WeightStorage::Q8 => Some(BlockFormat::Q8_0),
+        WeightStorage::Q4 => Some(BlockFormat::Q4_0),
+        _ => None,
+    };
+    let Some(format) = format.filter(|_| inputs.is_multiple_of(BLOCK)) else {
+        return weight.iter().map(|&x| f16::from_f32(x).to_f32()).collect();
+    };
+    let (mut bytes, mut scales) = (Vec::new(), Vec::new());
+    format.quantize(weight, &mut bytes, &mut scales);
+    let blocks = bytes.chunks_exact(format.bytes()).zip(scales);
+    let numbers = blocks.flat_map(|(bytes, scale)| format.integers(bytes).map(|q| f32::from(q) * scale.to_f32()));
+    numbers.collect()
+}
+
+/// Adapters on packed weights (QLoRA; Dettmers et al., 2023) learn what they learn on the same numbers in `f32`.
+#[test]
+fn adapters_on_packed_weights_follow_those_on_their_numbers() {
+    let adapters = Adapters::open(&lora()).expect("adapters");
+    let lora = Some(*adapters.config());
+    let curve = json("lora_curve.json");
+    for storage in [WeightStorage::F16, WeightStorage::Q8, WeightStorage::Q4] {
+        let mut packed = training_with(lora, storage, 2, 24);
+        let mut plain = training(lora, 2, 24);
+        for view in plain.plan().parameters() {
+            let (name, shape) = (&view.name, view.ty.shape.to_vec());
+            let &[rows, columns] = &shape[..] else { continue };
+            if name.contains("lora_") {
+                continue;
+            }
+            let values = plain.read_parameter(name);
+            let values = match name.ends_with("embed_tokens.weight") {
+                true => rounded(&values, columns, storage),
+                // Graphs have `[inputs, outputs]`.
+                false => {
+                    let turn = |from: &[f32], rows: usize, columns: usize| -> Vec<f32> {
+                        (0..rows * columns)
+                            .map(|i| from[i % rows * columns + i / rows])
+                            .collect()
+                    };
+                    turn(&rounded(&turn(&values, rows, columns), rows, storage), columns, rows)
+                }
+            };
+            plain.set_parameter(name, &values);
+        }
+        for session in [&mut packed, &mut plain] {
+            adapters.load_into(session).expect("they fit");
+            session.set_optimizer(Adam::adamw(0.01, 0.0));
+        }
+        let trained = packed.plan().gradients().len();
+        assert_eq!(trained, plain.plan().gradients().len(), "the adapters alone");
+        let mut losses = Vec::new();
+        for batch in curve["batches"].as_array().expect("a list") {
+            let rows: Vec<Vec<u32>> = batch.as_array().expect("rows").iter().map(ids).collect();
+            let tokens: Vec<u32> = rows.iter().flat_map(|row| row[..row.len() - 1].to_vec()).collect();
+            let targets: Vec<u32> = rows.iter().flat_map(|row| row[1..].to_vec()).collect();
+            for session in [&mut packed, &mut plain] {
+                session.set_input_u32(TOKENS, &tokens);
+                session.set_input_u32(TARGETS, &targets);
+                session.step();
+            }
+            let found = f64::from(packed.read_loss());
+            close(&format!("{storage:?}"), found, f64::from(plain.read_loss()));
+            losses.push(found);
+        }
+        assert!(losses[losses.len() - 1] < losses[0], "nothing was learnt: {losses:?}");
+    }
 }
 
 fn logits(folder: &Path, adapters: Option<&Path>, prompt: &[u32]) -> Vec<f32> {

@@ -313,7 +313,7 @@ fn restore(
         let Ok(found) = tensors.tensor(name) else {
             return Err(differs(format!("it has no '{name}'")));
         };
-        if found.dtype() != Dtype::F32 || ty.dtype != DType::F32 || found.shape() != ty.shape.dims() {
+        if Some(found.dtype()) != stored_as(ty.dtype) || found.shape() != ty.shape.dims() {
             let (dtype, shape) = (found.dtype(), found.shape());
             return Err(differs(format!("'{name}' is {dtype:?} {shape:?}, not {ty}")));
         }
@@ -326,10 +326,10 @@ fn restore(
     let best = best_weights(&tensors, session).map_err(differs)?;
     session.try_set_progress(&state.progress)?;
     for (name, is_state, view) in &wanted {
-        let values = tensors.tensor(name).map(|t| floats(t.data())).unwrap_or_default();
+        let Ok(found) = tensors.tensor(name) else { continue };
         match is_state {
-            true => session.try_set_state(&view.name, &values)?,
-            false => session.try_set_parameter(&view.name, &values)?,
+            true => session.try_set_state(&view.name, &floats(found.data()))?,
+            false => session.try_set_parameter_bytes(&view.name, found.data())?,
         }
     }
     trainer.epochs_begun = state.epochs_begun;
@@ -431,6 +431,18 @@ fn best_weights(tensors: &SafeTensors, session: &Session) -> Result<Weights, Str
     Ok(weights)
 }
 
+/// What files call a type, if they have it.
+fn stored_as(dtype: DType) -> Option<Dtype> {
+    match dtype {
+        DType::F32 => Some(Dtype::F32),
+        DType::F16 => Some(Dtype::F16),
+        DType::BF16 => Some(Dtype::BF16),
+        DType::U32 => Some(Dtype::U32),
+        DType::I32 => Some(Dtype::I32),
+        _ => None,
+    }
+}
+
 fn floats(bytes: &[u8]) -> Vec<f32> {
     let words = bytes.chunks_exact(4);
     words.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
@@ -488,18 +500,19 @@ fn encode(
         ))
     };
     let mut tensors = Tensors::default();
-    let mut add = |name: String, shape: &[usize], values: &[f32]| {
+    let mut add = |name: String, tensor: meganeura_core::Result<Weight>| {
         if tensors.get(&name).is_some() {
             return Err(unwritable(format!("two of its tensors are named '{name}'")));
         }
-        let tensor = Weight::f32(shape, values).map_err(|e| unwritable(e.to_string()))?;
-        tensors.insert(name, tensor);
+        tensors.insert(name, tensor.map_err(|e| unwritable(e.to_string()))?);
         Ok(())
     };
     for view in session.plan().parameters() {
-        let values = session.try_read_parameter(&view.name)?;
-        add(view.name, view.ty.shape.dims(), &values)?;
+        // Frozen ones may be stored in fewer bits.
+        let bytes = session.try_read_parameter_bytes(&view.name)?;
+        add(view.name, Weight::from_bytes(view.ty, bytes))?;
     }
+    let mut add = |name, shape: &[usize], values: &[f32]| add(name, Weight::f32(shape, values));
     for view in session.plan().states() {
         let values = session.try_read_state(&view.name)?;
         add(format!("{STATE}{}", view.name), view.ty.shape.dims(), &values)?;

@@ -1,6 +1,6 @@
 //! Ending a run when evaluations stop getting better, and keeping the best weights.
 
-use meganeura_core::Session;
+use meganeura_core::{DType, Session};
 
 use super::{Best, Evaluation, LOSS_SUM, TrainError};
 
@@ -177,7 +177,9 @@ impl Weights {
     fn save(&mut self, session: &mut Session) -> Result<(), TrainError> {
         if self.parameters.is_empty() && self.states.is_empty() {
             let plan = session.plan();
-            let parameters = plan.parameters().into_iter().map(|p| p.name);
+            // Those that are stored in fewer bits are frozen.
+            let trained = plan.parameters().into_iter().filter(|p| p.ty.dtype == DType::F32);
+            let parameters = trained.map(|p| p.name);
             let states = plan.state_buffers.iter().filter(|s| !s.optimizer && s.name != LOSS_SUM);
             self.states = states.map(|s| (s.name.clone(), Vec::new())).collect();
             self.parameters = parameters.map(|name| (name, Vec::new())).collect();

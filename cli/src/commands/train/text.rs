@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use meganeura::files::{FolderError, NewFolder, prepare_folder, read_within_memory};
 use meganeura::llm::saving::{self, Descriptions};
 use meganeura::llm::tokenizer::END_OF_TEXT;
-use meganeura::llm::{Checkpoint, ModelConfig, Projections, Tokenizer};
+use meganeura::llm::{Checkpoint, ModelConfig, Projections, Tokenizer, WeightStorage};
 use meganeura::nn::data::{Dataset, Parts};
 use meganeura::nn::layers::{LoraConfig, LoraTargets};
 use meganeura::nn::models::{LlamaConfig, TARGETS, TOKENS, language_model};
@@ -19,7 +19,7 @@ use super::logs::Logs;
 use super::options::RunOptions;
 use super::{default_rate, ended, finite, interrupt, introduce_plan, is_interrupted, parameters, steps_per_second};
 use crate::commands::Outcome;
-use crate::commands::language::locate;
+use crate::commands::language::{locate, storage};
 use crate::commands::ranks::Ranks;
 use crate::output::{self, line};
 
@@ -28,6 +28,7 @@ Examples:
   meganeura train text --data data/alice/alice.txt --model tiny --out alice
   meganeura generate --model alice --prompt \"The rabbit-hole went straight on like\"
   meganeura train text --data letters.txt --model SmolLM2-135M --lora 8 --out letters
+  meganeura train text --data letters.txt --model SmolLM2-135M --lora 8 --weights q4 --out letters
   meganeura generate --model SmolLM2-135M --lora letters --prompt \"Dear\"";
 
 /// The model that is trained from scratch.
@@ -79,8 +80,13 @@ pub(super) struct Args {
     lora_targets: LoraTargets,
 
     /// Save the whole model with the adapters merged into it, instead of only the adapters.
-    #[arg(long, requires = "lora")]
+    #[arg(long, requires = "lora", conflicts_with = "weights")]
     merge: bool,
+
+    /// Storage type of the frozen weights beneath the adapters (QLoRA): f16, or 8 or 4 bits with a scale per 32 weights take a half to
+    /// an eighth of the memory.
+    #[arg(long, value_name = "f32|f16|q8|q4", requires = "lora", value_parser = storage)]
+    weights: Option<WeightStorage>,
 
     /// Folder for the trained model, or the adapters. Without it, nothing is saved.
     #[arg(long, value_name = "DIR")]
@@ -134,6 +140,7 @@ fn train(args: &Args, ranks: &Ranks) -> Outcome {
     let (train, test) = split(args, &tokens, rows, model.config.network.vocab)?;
     let network = LlamaConfig {
         lora,
+        weights: args.weights.unwrap_or_default(),
         ..model.config.network
     };
     let mut config = config(args, &train, &model);
