@@ -52,11 +52,11 @@ fn load_scale(batch: u32, line: u32, k: u32) -> f32 {
 }
 // A vector of a unit.
 fn expand_b(unit: Unit, number: u32) -> vec4<f32> {
-    return select(q4_0_low_to_f32x4(unit), q4_0_high_to_f32x4(unit), number == 1u);
+    return select(q4_0_low_to_f32x4(unit), q4_0_high_to_f32x4(unit), number % 2u == 1u);
 }
 // The number in its line of a vector of the unit `k`.
 fn vector_of(k: u32, number: u32) -> u32 {
-    return k / 4u * 8u + number * 4u + k % 4u;
+    return k / 4u * 8u + k % 4u * 1u + number / 2u + number % 2u * 4u;
 }
 // A sum and four terms more.
 fn add_terms(sum: f32, x: vec4<f32>, y: vec4<f32>) -> f32 {

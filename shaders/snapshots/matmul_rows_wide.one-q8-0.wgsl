@@ -56,7 +56,7 @@ fn expand_b(unit: Unit, number: u32) -> vec4<f32> {
 }
 // The number in its line of a vector of the unit `k`.
 fn vector_of(k: u32, number: u32) -> u32 {
-    return k;
+    return k * 1u + number;
 }
 // A sum and four terms more.
 fn add_terms(sum: f32, x: vec4<f32>, y: vec4<f32>) -> f32 {

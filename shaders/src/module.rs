@@ -13,6 +13,15 @@ use super::template::{Expanded, Template, WORKGROUP, names};
 
 /// The type of WGSL for half precision, and the extension that it takes.
 pub(crate) const F16: &str = "f16";
+
+/// The type of one, two or four words.
+pub(crate) fn words(count: usize) -> &'static str {
+    match count {
+        1 => "u32",
+        2 => "vec2<u32>",
+        _ => "vec4<u32>",
+    }
+}
 /// The extension of WGSL for cooperative matrices.
 pub(crate) const COOP: &str = "wgpu_cooperative_matrix";
 /// Largest number of workgroups along an axis that every device has.
@@ -184,6 +193,16 @@ impl<'a> Module<'a> {
             }
             _ => None,
         }
+    }
+
+    /// So many neighbouring words of an operand, from one whose number is so many times `index`; `None` for one without memory of its
+    /// own.
+    pub(crate) fn load_words(&mut self, operand: usize, count: usize, index: &str) -> Option<String> {
+        let memory = self.cx.memory_of(operand)?;
+        Some(format!(
+            "{}[{index}]",
+            self.slot(Binding::Memory(memory), words(count), false)
+        ))
     }
 
     /// The same of an operand that is in `f16` in memory, as halves; `None` for another, or without [`F16`].

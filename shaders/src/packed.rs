@@ -44,11 +44,18 @@ impl Packed {
         BLOCK / self.format.words()
     }
 
-    /// The four terms of a word `unit` with a number, which is a variable as well, as WGSL.
-    pub(super) fn expand(&self) -> &'static str {
+    /// The vector `number` of four terms among those of so many words, `unit`, as WGSL: of each word in turn.
+    pub(super) fn expand(&self, words: usize) -> String {
+        let vectors = self.terms() / 4;
+        let word = match words {
+            1 => "unit".to_owned(),
+            _ => format!("unit[number / {vectors}u]"),
+        };
         match self.format {
-            BlockFormat::Q8_0 => "q8_0_to_f32x4(unit)",
-            BlockFormat::Q4_0 => "select(q4_0_low_to_f32x4(unit), q4_0_high_to_f32x4(unit), number == 1u)",
+            BlockFormat::Q8_0 => format!("q8_0_to_f32x4({word})"),
+            BlockFormat::Q4_0 => {
+                format!("select(q4_0_low_to_f32x4({word}), q4_0_high_to_f32x4({word}), number % 2u == 1u)")
+            }
         }
     }
 
@@ -73,11 +80,16 @@ impl Packed {
         }
     }
 
-    /// The number, among vectors of four terms, of such terms of the word `k`, as WGSL.
-    pub(super) fn vector_of(&self) -> &'static str {
+    /// The number, among vectors of four terms, of that vector of the words from `k` times so many on, as WGSL.
+    pub(super) fn vector_of(&self, words: usize) -> String {
         match self.format {
-            BlockFormat::Q8_0 => "k",
-            BlockFormat::Q4_0 => "k / 4u * 8u + number * 4u + k % 4u",
+            BlockFormat::Q8_0 => format!("k * {words}u + number"),
+            // A block has four words, and eight vectors.
+            BlockFormat::Q4_0 => format!(
+                "k / {}u * 8u + k % {}u * {words}u + number / 2u + number % 2u * 4u",
+                4 / words,
+                4 / words
+            ),
         }
     }
 }

@@ -195,6 +195,7 @@ pub(crate) fn all() -> Vec<(String, Vec<Launch>)> {
         let name = |kind: &str| format!("{kind}-{}", if format == BlockFormat::Q8_0 { "q8-0" } else { "q4-0" });
         all.push((name("one"), packed([1, 576, 960], format)));
         all.push((name("three"), packed([3, 576, 960], format).with_features()));
+        all.push((name("one-long"), packed([1, 8192, 2048], format).with_features()));
         all.push((name("tiled"), packed([200, 96, 1200], format)));
         all.push((name("coop16"), packed([16, 576, 1536], format).on(units(16, 32))));
     }
