@@ -324,12 +324,23 @@ fn config(args: &Args, train: &Dataset, model: &Model) -> TrainConfig {
 }
 
 fn introduce(args: &Args, trainer: &Trainer, train: &Dataset, tokens: usize, rows: usize) -> std::io::Result<()> {
+    let parameters = match args.lora {
+        None => format!("{} parameters", parameters(trainer)),
+        // Words of packed weights are no parameters.
+        Some(_) => {
+            let trained = trainer.session().plan().gradients();
+            let count: usize = trained.iter().map(|view| view.ty.numel()).sum();
+            format!(
+                "{count} parameters of adapters, the others frozen in {}",
+                args.weights.unwrap_or_default().name()
+            )
+        }
+    };
     line(format_args!(
-        "{} on {}: {tokens} tokens of text, {} examples of {rows} to train, {} parameters",
+        "{} on {}: {tokens} tokens of text, {} examples of {rows} to train, {parameters}",
         args.model.display(),
         trainer.session().device().capabilities().name,
         train.len(),
-        parameters(trainer)
     ))?;
     introduce_plan(trainer)
 }
