@@ -70,7 +70,11 @@ fn fetch(name: &str) -> Result<PathBuf> {
 #[cfg(any(feature = "hub", test))]
 fn is_wanted(file: &str) -> bool {
     let is_kind = |end: &str| file.ends_with(end);
-    !file.contains('/') && [".json", ".safetensors", ".jinja"].into_iter().any(is_kind)
+    // What sentence-transformers does with the rows of an encoder.
+    let is_pooling = file
+        .strip_suffix("_Pooling/config.json")
+        .is_some_and(|number| !number.is_empty() && number.bytes().all(|digit| digit.is_ascii_digit()));
+    is_pooling || !file.contains('/') && [".json", ".safetensors", ".jinja"].into_iter().any(is_kind)
 }
 
 #[cfg(test)]
@@ -110,10 +114,21 @@ mod tests {
 
     #[test]
     fn what_belongs_to_a_checkpoint() {
-        for yes in ["config.json", "model-00001-of-00002.safetensors", "chat_template.jinja"] {
+        for yes in [
+            "config.json",
+            "model-00001-of-00002.safetensors",
+            "chat_template.jinja",
+            "1_Pooling/config.json",
+        ] {
             assert!(is_wanted(yes), "{yes}");
         }
-        for no in ["onnx/model.onnx", "pytorch_model.bin", "runs/config.json", "README.md"] {
+        for no in [
+            "onnx/model.onnx",
+            "pytorch_model.bin",
+            "runs/config.json",
+            "README.md",
+            "x/1_Pooling/config.json",
+        ] {
             assert!(!is_wanted(no), "{no}");
         }
     }

@@ -15,37 +15,52 @@ use crate::Features;
 /// Rows, terms and columns of the product that is tried: lanes of subgroups have several terms and sums each, and some have none.
 const SIZES: [usize; 3] = [3, 580, 70];
 
+/// The words of a graph's only output, with a feature in use; the function gives the words of an input by its name.
+type Run<'a> = dyn Fn(&Graph, &dyn Fn(&str) -> Vec<Word>) -> Result<Vec<Word>> + 'a;
+
 /// Of the features that a driver lists, those that pass their test on the device. A failure is logged.
 pub fn test_features(device: &dyn Host, listed: Features) -> Features {
-    let mut passed = Features::default();
-    let mut try_one = |what: &str, feature: Features, test: fn(&dyn Host, Features) -> Result<()>| {
-        if feature == Features::default() {
-            return;
-        }
-        match test(device, feature) {
-            Ok(()) => {
-                passed.subgroup_size = passed.subgroup_size.or(feature.subgroup_size);
-                passed.exact_f16 |= feature.exact_f16;
-            }
-            Err(error) => log::warn!("{}: {what} are not used, they fail their test: {error}", device.name()),
-        }
-    };
-    let subgroups = Features {
-        subgroup_size: listed.subgroup_size,
-        ..Features::default()
-    };
-    let halves = Features {
-        exact_f16: listed.exact_f16,
-        ..Features::default()
-    };
-    try_one("sums over subgroups", subgroups, test_subgroups);
-    try_one("the driver's conversions of f16", halves, test_f16);
+    let passed = choose(device.name(), listed, |features| {
+        move |graph, words| run(device, features, graph, words)
+    });
     log::info!("{}: kernels use {passed:?}", device.name());
     passed
 }
 
-/// The words of a graph's only output.
-fn run(device: &dyn Host, features: Features, graph: &Graph, words: impl Fn(&str) -> Vec<Word>) -> Result<Vec<Word>> {
+/// [`test_features`] of what `run` makes of a graph, where some features are in use.
+fn choose<R>(device: &str, listed: Features, run: impl Fn(Features) -> R) -> Features
+where
+    R: Fn(&Graph, &dyn Fn(&str) -> Vec<Word>) -> Result<Vec<Word>>,
+{
+    let passes = |what: &str, features: Features, test: fn(&Run) -> Result<()>| match test(&run(features)) {
+        Ok(()) => true,
+        Err(error) => {
+            log::warn!("{device}: {what} are not used, they fail their test: {error}");
+            false
+        }
+    };
+    let none = Features::default();
+    let subgroups = |size| Features {
+        subgroup_size: Some(size),
+        ..none
+    };
+    Features {
+        subgroup_size: listed
+            .subgroup_size
+            .filter(|&size| passes("sums over subgroups", subgroups(size), test_subgroups)),
+        exact_f16: listed.exact_f16
+            && passes(
+                "the driver's conversions of f16",
+                Features {
+                    exact_f16: true,
+                    ..none
+                },
+                test_f16,
+            ),
+    }
+}
+
+fn run(device: &dyn Host, features: Features, graph: &Graph, words: &dyn Fn(&str) -> Vec<Word>) -> Result<Vec<Word>> {
     // Compiled for the device, it would ask for the features that are being tested.
     let plan = try_compile(graph)?;
     let with = With {
@@ -61,8 +76,13 @@ fn run(device: &dyn Host, features: Features, graph: &Graph, words: impl Fn(&str
     Ok(run_once(&mut *executable, &plan, words)?.swap_remove(0))
 }
 
+/// A result that is not what it should be.
+fn wrong(what: String) -> Error {
+    Error::misuse(what, "the driver computes it wrong")
+}
+
 /// A product of few rows, whose columns are summed by subgroups.
-fn test_subgroups(device: &dyn Host, features: Features) -> Result<()> {
+fn test_subgroups(run: &Run) -> Result<()> {
     let [m, k, n] = SIZES;
     let mut graph = Graph::new();
     let (a, b) = (graph.input("a", &[m, k]), graph.input("b", &[n, k]));
@@ -71,7 +91,7 @@ fn test_subgroups(device: &dyn Host, features: Features) -> Result<()> {
     let mut rng = SplitMix64::new(23);
     let mut numbers = |count: usize| -> Vec<f32> { (0..count).map(|_| (2.0 * rng.unit() - 1.0) as f32).collect() };
     let (a, b) = (numbers(m * k), numbers(n * k));
-    let found = run(device, features, &graph, |name| {
+    let found = run(&graph, &|name| {
         let values = if name == "a" { &a } else { &b };
         values.iter().map(|v| v.to_le_bytes()).collect()
     })?;
@@ -81,30 +101,104 @@ fn test_subgroups(device: &dyn Host, features: Features) -> Result<()> {
         let want: f64 = terms.map(|(&x, &y)| f64::from(x) * f64::from(y)).sum();
         let got = f64::from(f32::from_le_bytes(*word));
         if got.is_nan() || (got - want).abs() > 1e-4 {
-            let what = format!("element [{row}, {column}] of a matmul is {got}, not {want}");
-            return Err(Error::backend(device.backend(), what));
+            return Err(wrong(format!(
+                "element [{row}, {column}] of a matmul is {got}, not {want}"
+            )));
         }
     }
     Ok(())
 }
 
 /// Every half there is.
-fn test_f16(device: &dyn Host, features: Features) -> Result<()> {
+fn test_f16(run: &Run) -> Result<()> {
     let count = 1 << 16;
     let mut graph = Graph::new();
     let halves = graph.input_typed("halves", &[count], DType::F16);
     let floats = graph.cast(halves, DType::F32);
     graph.set_outputs(vec![floats]);
-    let found = run(device, features, &graph, |_| {
+    let found = run(&graph, &|_| {
         let pair = |i: usize| (2 * i as u32) | (2 * i as u32 + 1) << 16;
         (0..count / 2).map(|i| pair(i).to_le_bytes()).collect()
     })?;
     for (bits, word) in (0..=u16::MAX).zip(&found) {
         let (want, got) = (f16::from_bits(bits).to_f32(), f32::from_le_bytes(*word));
         if want.to_bits() != got.to_bits() && !(want.is_nan() && got.is_nan()) {
-            let what = format!("the half 0x{bits:04x} becomes {got}, not {want}");
-            return Err(Error::backend(device.backend(), what));
+            return Err(wrong(format!("the half 0x{bits:04x} becomes {got}, not {want}")));
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use meganeura_core::reference::evaluate;
+
+    use super::*;
+
+    const ALL: Features = Features {
+        subgroup_size: Some(32),
+        exact_f16: true,
+    };
+
+    /// What is chosen of all features where results are right but for a change.
+    fn chosen(change: impl Fn(&mut [f32])) -> Features {
+        choose("a device", ALL, |_| {
+            |graph: &Graph, words: &dyn Fn(&str) -> Vec<Word>| {
+                let inputs = graph.node_ids().filter_map(|id| graph.nodes()[id.index()].name.clone());
+                let feeds = inputs.filter(|name| !words(name).is_empty()).map(|name| {
+                    let words = words(&name);
+                    let values = match &*name == "halves" {
+                        true => words
+                            .iter()
+                            .flat_map(|w| [[w[0], w[1]], [w[2], w[3]]])
+                            .map(|half| f16::from_le_bytes(half).to_f64())
+                            .collect(),
+                        false => words.iter().map(|&w| f64::from(f32::from_le_bytes(w))).collect(),
+                    };
+                    (name.to_string(), values)
+                });
+                let evaluation = evaluate(graph, &feeds.collect())?;
+                let result = evaluation.get(graph.outputs()[0]).expect("a result");
+                let mut values: Vec<f32> = result.data.iter().map(|&v| v as f32).collect();
+                change(&mut values);
+                Ok(values.iter().map(|v| v.to_le_bytes()).collect())
+            }
+        })
+    }
+
+    #[test]
+    fn only_features_that_compute_right_are_used() {
+        assert_eq!(chosen(|_| ()), ALL);
+        let is_product = |values: &[f32]| values.len() == SIZES[0] * SIZES[2];
+        // A subgroup that leaves the terms of its last thread out, or a driver that computes nothing.
+        let one_off = chosen(|values| {
+            if is_product(values) {
+                values[77] += 1e-3;
+            }
+        });
+        let half_alone = Features {
+            subgroup_size: None,
+            ..ALL
+        };
+        assert_eq!(one_off, half_alone);
+        assert_eq!(chosen(|values| values.fill(0.0)), Features::default());
+        // Small numbers flushed to zero.
+        let flushed = chosen(|values| {
+            if !is_product(values) {
+                values.iter_mut().filter(|v| v.abs() < 6e-5).for_each(|v| *v = 0.0);
+            }
+        });
+        assert_eq!(
+            flushed,
+            Features {
+                exact_f16: false,
+                ..ALL
+            }
+        );
+        // What is not listed is not tried.
+        let none = choose("a device", Features::default(), |_| {
+            |_: &Graph, _: &dyn Fn(&str) -> Vec<Word>| -> Result<Vec<Word>> { panic!("nothing is run") }
+        });
+        assert_eq!(none, Features::default());
+    }
 }
