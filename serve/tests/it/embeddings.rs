@@ -15,7 +15,7 @@ fn encoder(name: &str) -> PathBuf {
         .join(name)
 }
 
-fn of(name: &str) -> ServerOptions {
+pub(crate) fn of(name: &str) -> ServerOptions {
     ServerOptions {
         model: encoder(name),
         embedder: EmbedderOptions {

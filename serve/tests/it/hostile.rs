@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::time::{Duration, Instant};
 
 use meganeura_core::random::SplitMix64;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::client::{Running, options};
 
@@ -143,12 +143,36 @@ fn a_sender_that_never_ends_does_not_keep_others_waiting() {
 #[test]
 fn mutated_bodies_never_panic() {
     let server = Running::new();
-    let bodies = [
-        json!({"prompt": "Alice", "max_tokens": 1, "temperature": 0.5, "n": 1, "stop": ["a"], "seed": 3, "logprobs": 1}),
-        json!({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}], "max_tokens": 1, "logprobs": true,
-            "tools": [], "response_format": {"type": "json_object"}, "stream": false}),
-    ];
-    let paths = ["/v1/completions", "/v1/chat/completions"];
+    mutate(
+        &server,
+        &[
+            (
+                "/v1/completions",
+                json!({"prompt": "Alice", "max_tokens": 1, "temperature": 0.5, "n": 1, "stop": ["a"], "seed": 3, "logprobs": 1}),
+            ),
+            (
+                "/v1/chat/completions",
+                json!({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}], "max_tokens": 1, "logprobs": true,
+                    "tools": [], "response_format": {"type": "json_object"}, "stream": false}),
+            ),
+        ],
+    );
+    works(&server);
+}
+
+#[test]
+fn mutated_bodies_of_embeddings_never_panic() {
+    let server = Running::with(crate::embeddings::of("bert"));
+    let path = "/v1/embeddings";
+    let texts = json!({"input": ["Alice", "Rabbit"], "model": "bert", "encoding_format": "base64", "dimensions": 8});
+    let tokens = json!({"input": [[2, 40, 3], [2, 3]], "encoding_format": "float", "user": "a"});
+    mutate(&server, &[(path, texts), (path, tokens)]);
+    let response = server.post(path, &json!({"input": "Alice"}));
+    assert_eq!(response.status, 200, "{}", response.body);
+}
+
+/// Sends changed bodies in turn: each is answered, or is an error of its own.
+fn mutate(server: &Running, bodies: &[(&str, Value)]) {
     let mut rng = SplitMix64::new(11);
     // A million by the variable; a few in every run.
     let count: usize = std::env::var("MEGANEURA_MUTATIONS")
@@ -156,7 +180,8 @@ fn mutated_bodies_never_panic() {
         .and_then(|n| n.parse().ok())
         .unwrap_or(300);
     for number in 0..count {
-        let mut body = bodies[number % 2].to_string().into_bytes();
+        let (path, body) = &bodies[number % bodies.len()];
+        let mut body = body.to_string().into_bytes();
         for _ in 0..1 + rng.below(3) {
             let at = rng.below(body.len());
             match rng.below(4) {
@@ -173,7 +198,7 @@ fn mutated_bodies_never_panic() {
                 }
             }
         }
-        let response = server.send("POST", paths[number % 2], JSON, &body);
+        let response = server.send("POST", path, JSON, &body);
         let is_expected = response.status == 200 || (400..500).contains(&response.status);
         assert!(
             is_expected,
@@ -183,5 +208,4 @@ fn mutated_bodies_never_panic() {
             response.body
         );
     }
-    works(&server);
 }
