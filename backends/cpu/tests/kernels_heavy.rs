@@ -109,6 +109,34 @@ fn convolutions_of_many_shapes() {
     }
 }
 
+/// Images with channels last whose convolutions of 3x3 are computed by tiles of 4x4: results that end within a tile, panels that
+/// are not full, several blocks of tiles, more channels than are multiplied at a time, no padding, and much of it.
+#[test]
+fn convolutions_by_tiles() {
+    let cases = [
+        ([1, 16, 8, 8], 16, [1, 1]),
+        ([2, 32, 13, 14], 48, [1, 1]),
+        ([1, 144, 11, 9], 16, [0, 0]),
+        ([1, 16, 9, 17], 112, [2, 0]),
+        ([2, 48, 10, 12], 32, [0, 3]),
+        ([1, 16, 45, 46], 16, [1, 1]),
+        ([3, 16, 41, 42], 32, [1, 1]),
+        ([1, 272, 8, 7], 80, [1, 1]),
+    ];
+    for (seed, (x, outputs, padding)) in cases.into_iter().enumerate() {
+        let options = Conv2dOptions {
+            padding,
+            ..geometry(1, 0, 1, 1)
+        };
+        let [(_, first), ..] = convolutions(x, [outputs, x[1], 3, 3], options);
+        let [n, c, h, w] = x;
+        let inputs = [[n, h, w, c], [3, 3, c, outputs]].map(|shape| SampleInput::f32(&shape));
+        let mut last = sample(inputs.to_vec(), first.attrs.clone());
+        last.tolerance = 3e-6;
+        check("core.conv2d_nhwc", &last, seed as u64);
+    }
+}
+
 /// The reference would take minutes here, so the test computes some elements itself.
 #[test]
 #[cfg_attr(debug_assertions, ignore = "takes minutes without optimisation")]

@@ -189,6 +189,15 @@ fn cases(sizes: &mut Sizes) -> Vec<([usize; 4], [usize; 4], Conv2dOptions)> {
                 ..base
             },
         ),
+        // As many channels as vectors and tiles of kernels need.
+        (
+            [1, 32, 9, 10],
+            [48, 32, 3, 3],
+            Conv2dOptions {
+                padding: [1, 1],
+                ..base
+            },
+        ),
     ]
 }
 

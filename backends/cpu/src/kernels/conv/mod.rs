@@ -4,7 +4,7 @@
 //! unfolds a strip to a matrix with a row for each channel and tap and a column for each window, and
 //! multiplies at once, so that patches never travel to memory. Convolutions with one input channel per
 //! group have no matmul worth the name and go their own way ([`depthwise`]). Images with channels last are multiplied where
-//! they lie ([`nhwc`]).
+//! they lie ([`nhwc`]), those of 3x3 by tiles ([`winograd`]).
 
 mod depthwise;
 pub(super) mod forward;
@@ -15,9 +15,10 @@ mod serial;
 mod sizes;
 mod weight_grad;
 mod window;
+mod winograd;
 
 use meganeura_core::backend::KernelDesc;
-use meganeura_core::ops::Conv2dDims;
+use meganeura_core::ops::{Conv2dDims, ImageLayout};
 
 use crate::kernel::{KernelDef, f32_only};
 
@@ -50,12 +51,21 @@ const UNFOLDED: f64 = 0.85;
 /// The same with a group for each channel.
 const PLANES: f64 = 0.4;
 
+/// By tiles, where fewer operations are done than are counted.
+const TILES: f64 = 1.4;
+
 /// The share of the device's rates that the kernel for a call reaches beside others.
 pub(super) fn efficiency(kernel: &KernelDesc) -> f64 {
-    let is_forward = kernel.name == "core.conv2d";
-    match Conv2dDims::of_conv2d(&kernel.call()).ok().filter(|_| is_forward) {
-        Some(dims) if dims.groups > 1 => PLANES,
-        Some(dims) if dims.kernel != [1, 1] || dims.stride != [1, 1] => UNFOLDED,
+    match kernel.name {
+        "core.conv2d" => match Conv2dDims::of_conv2d(&kernel.call()) {
+            Ok(dims) if dims.groups > 1 => PLANES,
+            Ok(dims) if dims.kernel != [1, 1] || dims.stride != [1, 1] => UNFOLDED,
+            _ => 1.0,
+        },
+        "core.conv2d_nhwc" => match ImageLayout::Nhwc.conv2d(&kernel.call()) {
+            Ok(dims) if winograd::applies(&dims) => TILES,
+            _ => 1.0,
+        },
         _ => 1.0,
     }
 }

@@ -13,6 +13,7 @@ use meganeura_core::ops::{Conv2dDims, ImageLayout};
 
 use super::forward::{After, Epilogue};
 use super::sizes::FLOPS_PER_NANO;
+use super::winograd;
 use crate::gemm::{Blocks, Pieces, Strides, Target};
 use crate::kernel::{CompileCx, Compiled, RunCx, Task, f32_only, rows_per_task};
 use crate::memory::{View, aligned};
@@ -63,6 +64,9 @@ pub(in crate::kernels) fn convolution(
     y: View<f32>,
     epilogue: Option<Arc<dyn Epilogue>>,
 ) -> Compiled {
+    if winograd::applies(dims) {
+        return winograd::convolution(cx.level, dims, [x, w], y, epilogue);
+    }
     let convolution = Nhwc {
         dims: *dims,
         x,

@@ -1,0 +1,247 @@
+//! The transforms of tiles, kernels and products, a vector of channels at a time.
+
+use std::ops::Range;
+
+use crate::simd::prefetch;
+use crate::vmath::{Isa, Level, mul_add, multiversion};
+
+/// Places of a tile along an axis, in the result and in the image.
+pub(super) const OUT: usize = 4;
+pub(super) const IN: usize = 6;
+/// Channels that are transformed together.
+pub(super) const LANES: usize = 16;
+/// Channels after which weights are used that are prefetched.
+const AHEAD: usize = 6;
+
+/// Channels of 16 neighbours.
+type Lanes = [f32; LANES];
+
+/// Matrices, one for each of the 6x6 elements of a tile, in one piece of memory.
+#[derive(Clone, Copy)]
+pub(super) struct Planes {
+    pub(super) start: *mut f32,
+    /// Distance between two of them.
+    pub(super) step: usize,
+}
+
+impl Planes {
+    /// Those of the tiles or channels that lie so many `f32`s behind.
+    ///
+    /// # Safety
+    /// These are within each matrix.
+    pub(super) unsafe fn behind(self, offset: usize) -> Self {
+        Planes {
+            // SAFETY: forwarded.
+            start: unsafe { self.start.add(offset) },
+            ..self
+        }
+    }
+
+    /// Where the matrix of an element begins.
+    ///
+    /// # Safety
+    /// The memory has all matrices.
+    pub(super) unsafe fn of(self, element: usize) -> *mut f32 {
+        // SAFETY: forwarded.
+        unsafe { self.start.add(element * self.step) }
+    }
+
+    /// # Safety
+    /// The matrix has so many `f32`s and a vector more, which nobody writes.
+    #[inline(always)]
+    unsafe fn read(self, [i, j]: [usize; 2], at: usize) -> Lanes {
+        // SAFETY: forwarded.
+        unsafe { self.of(i * IN + j).add(at).cast::<Lanes>().read_unaligned() }
+    }
+
+    /// # Safety
+    /// The matrix has so many `f32`s and a vector more, which nobody else touches.
+    #[inline(always)]
+    unsafe fn write(self, [i, j]: [usize; 2], at: usize, lanes: &Lanes) {
+        // SAFETY: forwarded.
+        unsafe { self.of(i * IN + j).add(at).cast::<Lanes>().write_unaligned(*lanes) };
+    }
+}
+
+/// Element `i` of each column.
+#[inline(always)]
+fn across<const M: usize, const N: usize>(columns: &[[Lanes; M]; N], i: usize) -> [Lanes; N] {
+    std::array::from_fn(|j| columns[j][i])
+}
+
+/// The matrices follow from the points 0, A, -A, B, -B and infinity, in which polynomials are multiplied. With 1 and 2, as in the
+/// paper, the largest error is four times that of a sum over taps; with these it is the same. Their powers are exact in `f32`.
+const A: f32 = 0.625;
+const B: f32 = 1.5;
+const A2: f32 = A * A;
+const B2: f32 = B * B;
+
+/// `B^T` times six lanes.
+#[inline(always)]
+fn input_lanes<const FMA: bool>(d: [Lanes; IN]) -> [Lanes; IN] {
+    let mut out = [[0.0; LANES]; IN];
+    for l in 0..LANES {
+        let d: [f32; IN] = std::array::from_fn(|i| d[i][l]);
+        let outer = |first: f32, middle: f32, last: f32| {
+            mul_add::<FMA>(A2 * B2, first, mul_add::<FMA>(-(A2 + B2), middle, last))
+        };
+        let (near, near_odd) = (mul_add::<FMA>(-B2, d[2], d[4]), mul_add::<FMA>(-B2, d[1], d[3]));
+        let (far, far_odd) = (mul_add::<FMA>(-A2, d[2], d[4]), mul_add::<FMA>(-A2, d[1], d[3]));
+        out[0][l] = outer(d[0], d[2], d[4]);
+        out[1][l] = mul_add::<FMA>(A, near_odd, near);
+        out[2][l] = mul_add::<FMA>(-A, near_odd, near);
+        out[3][l] = mul_add::<FMA>(B, far_odd, far);
+        out[4][l] = mul_add::<FMA>(-B, far_odd, far);
+        out[5][l] = outer(d[1], d[3], d[5]);
+    }
+    out
+}
+
+/// `G` times three lanes.
+#[inline(always)]
+fn weight_lanes<const FMA: bool>(g: [Lanes; 3]) -> [Lanes; IN] {
+    const NEAR: f32 = 1.0 / (2.0 * A2 * (A2 - B2));
+    const FAR: f32 = 1.0 / (2.0 * B2 * (B2 - A2));
+    let mut out = [[0.0; LANES]; IN];
+    for l in 0..LANES {
+        let g: [f32; 3] = std::array::from_fn(|i| g[i][l]);
+        let near = NEAR * mul_add::<FMA>(A2, g[2], g[0]);
+        let far = FAR * mul_add::<FMA>(B2, g[2], g[0]);
+        out[0][l] = 1.0 / (A2 * B2) * g[0];
+        out[1][l] = mul_add::<FMA>(NEAR * A, g[1], near);
+        out[2][l] = mul_add::<FMA>(-NEAR * A, g[1], near);
+        out[3][l] = mul_add::<FMA>(FAR * B, g[1], far);
+        out[4][l] = mul_add::<FMA>(-FAR * B, g[1], far);
+        out[5][l] = g[2];
+    }
+    out
+}
+
+/// `A^T` times six lanes.
+#[inline(always)]
+fn output_lanes<const FMA: bool>(m: [Lanes; IN]) -> [Lanes; OUT] {
+    let mut out = [[0.0; LANES]; OUT];
+    for l in 0..LANES {
+        let m: [f32; IN] = std::array::from_fn(|i| m[i][l]);
+        let (near, near_odd) = (m[1] + m[2], m[1] - m[2]);
+        let (far, far_odd) = (m[3] + m[4], m[3] - m[4]);
+        out[0][l] = m[0] + near + far;
+        out[1][l] = mul_add::<FMA>(A, near_odd, B * far_odd);
+        out[2][l] = mul_add::<FMA>(A2, near, B2 * far);
+        out[3][l] = mul_add::<FMA>(A2 * A, near_odd, mul_add::<FMA>(B2 * B, far_odd, m[5]));
+    }
+    out
+}
+
+multiversion! {
+    /// `B^T d B` of a tile for all channels, a row of each matrix. The caller answers for these, and for the places, each of which is
+    /// where `channels` elements of `x` begin.
+    pub(super) fn transform_tile(x: &[f32], places: &[[Option<usize>; IN]; IN], channels: usize, to: Planes)
+        = transform_tile_body;
+}
+
+#[inline(always)]
+fn transform_tile_body<const FMA: bool>(x: &[f32], places: &[[Option<usize>; IN]; IN], channels: usize, to: Planes) {
+    for first in (0..channels).step_by(LANES) {
+        let columns: [[Lanes; IN]; IN] = std::array::from_fn(|j| {
+            input_lanes::<FMA>(std::array::from_fn(|i| match places[i][j] {
+                // SAFETY: a place of the image has `channels` elements, a multiple of LANES.
+                Some(at) => unsafe { x.as_ptr().add(at + first).cast::<Lanes>().read_unaligned() },
+                None => [0.0; LANES],
+            }))
+        });
+        for i in 0..IN {
+            for (j, lanes) in input_lanes::<FMA>(across(&columns, i)).iter().enumerate() {
+                // SAFETY: the caller says that a row has room for all channels.
+                unsafe { to.write([i, j], first, lanes) };
+            }
+        }
+    }
+}
+
+multiversion! {
+    /// `G g G^T` of the kernels of some channels `[inputs, outputs]` of weights `[3, 3, inputs, outputs]`, for each input channel a
+    /// row of `width` in each matrix, with zeros behind the last output channel. The caller answers for the matrices.
+    pub(super) fn transform_weights(
+        w: &[f32],
+        sizes: [usize; 2],
+        channels: Range<usize>,
+        columns: Range<usize>,
+        width: usize,
+        to: Planes,
+    ) = transform_weights_body;
+}
+
+#[inline(always)]
+fn transform_weights_body<const FMA: bool>(
+    w: &[f32],
+    [inputs, outputs]: [usize; 2],
+    channels: Range<usize>,
+    columns: Range<usize>,
+    width: usize,
+    to: Planes,
+) {
+    assert!(w.len() == 9 * inputs * outputs && channels.end <= inputs && columns.end <= outputs);
+    for (row, channel) in channels.enumerate() {
+        // Nine rows far apart from each other are more than the processor foresees.
+        let ahead = (channel + AHEAD).min(inputs - 1);
+        for tap in 0..9 {
+            let at = (tap * inputs + ahead) * outputs + columns.start;
+            prefetch(w.as_ptr().wrapping_add(at), columns.len());
+        }
+        for first in (0..width).step_by(LANES) {
+            let taps: [[Lanes; IN]; 3] = std::array::from_fn(|j| match first < columns.len() {
+                true => weight_lanes::<FMA>(std::array::from_fn(|i| {
+                    let at = ((i * 3 + j) * inputs + channel) * outputs + columns.start + first;
+                    // SAFETY: `columns` has a multiple of LANES elements and was checked above, as the channel was.
+                    unsafe { w.as_ptr().add(at).cast::<Lanes>().read_unaligned() }
+                })),
+                false => [[0.0; LANES]; IN],
+            });
+            for i in 0..IN {
+                for (j, lanes) in weight_lanes::<FMA>(across(&taps, i)).iter().enumerate() {
+                    // SAFETY: the caller says that there is room for a row of `width` for each of the channels.
+                    unsafe { to.write([i, j], row * width + first, lanes) };
+                }
+            }
+        }
+    }
+}
+
+multiversion! {
+    /// `A^T m A` of the products of a tile with so many output channels, of which `size` places are inside the result: they are
+    /// `steps` apart from each other. The caller answers for products and places.
+    pub(super) fn transform_products(
+        from: Planes,
+        channels: usize,
+        to: *mut f32,
+        steps: [usize; 2],
+        size: [usize; 2],
+    ) = transform_products_body;
+}
+
+#[inline(always)]
+fn transform_products_body<const FMA: bool>(
+    from: Planes,
+    channels: usize,
+    to: *mut f32,
+    steps: [usize; 2],
+    size: [usize; 2],
+) {
+    for first in (0..channels).step_by(LANES) {
+        // SAFETY: the caller says that a row has the products of all channels, a multiple of LANES.
+        let column = |j: usize| output_lanes::<FMA>(std::array::from_fn(|i| unsafe { from.read([i, j], first) }));
+        let columns: [[Lanes; OUT]; IN] = std::array::from_fn(column);
+        for i in 0..size[0] {
+            let row = output_lanes::<FMA>(across(&columns, i));
+            for (j, lanes) in row.iter().enumerate().take(size[1]) {
+                // SAFETY: the caller says that places of this size are its own.
+                unsafe {
+                    to.add(i * steps[0] + j * steps[1] + first)
+                        .cast::<Lanes>()
+                        .write_unaligned(*lanes);
+                }
+            }
+        }
+    }
+}
