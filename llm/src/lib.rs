@@ -42,6 +42,7 @@ pub mod hub;
 mod plans;
 pub mod sampling;
 pub mod saving;
+mod softmax;
 mod template;
 mod tensors;
 pub mod tokenizer;

@@ -3,6 +3,8 @@
 use meganeura_core::random::SplitMix64;
 use meganeura_core::{Error, Result};
 
+use crate::softmax;
+
 /// What to choose by. The defaults take the most likely token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
@@ -107,29 +109,59 @@ impl Sampler {
     /// # Errors
     /// Logits that are not numbers, or of which none is finite.
     pub fn choose(&mut self, logits: &mut [f32], tokens: &[u32]) -> Result<u32> {
-        let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        if !most.is_finite() || logits.iter().any(|x| x.is_nan()) {
+        if softmax::largest_finite(logits).is_none() {
             return Err(Error::misuse(
                 "the model's logits are not all numbers, so there is no most likely token",
                 "look at its weights; `MEGANEURA_DEBUG` and `step_debug` find where numbers are lost",
             ));
         }
         self.penalise(logits, tokens);
-        if self.options.temperature == 0.0 {
+        let Sampling {
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            ..
+        } = self.options;
+        // Penalties may make logits larger than there are numbers for.
+        let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        if temperature == 0.0 || !most.is_finite() {
             return Ok(largest(logits));
         }
+        if top_k.is_none() && top_p.is_none() {
+            // The order of the tokens does not matter, so nothing is sorted.
+            softmax::weigh(logits, most, temperature);
+            if let Some(p) = min_p {
+                logits
+                    .iter_mut()
+                    .filter(|weight| **weight < p)
+                    .for_each(|weight| *weight = 0.0);
+            }
+            let limit = self.rng.unit() * softmax::sum(logits);
+            return Ok(softmax::place_of(logits, limit) as u32);
+        }
         self.candidates.clear();
-        self.candidates.extend((0u32..).zip(logits.iter().copied()));
         self.sorted = 0;
-        if let Some(k) = self.options.top_k {
+        if let Some(k) = top_k {
+            self.candidates.extend((0u32..).zip(logits.iter().copied()));
             self.keep(k);
+            for (_, weight) in &mut self.candidates {
+                softmax::weigh(std::slice::from_mut(weight), most, temperature);
+            }
+        } else {
+            softmax::weigh(logits, most, temperature);
+            // Tokens that weigh less are not needed for top-p: all of them together are less than what it leaves out.
+            let rest = f64::from(1.0 - top_p.unwrap_or(1.0));
+            let least = rest * softmax::sum(logits) / logits.len() as f64;
+            let weights = (0u32..).zip(logits.iter().copied());
+            self.candidates
+                .extend(weights.filter(|(_, weight)| f64::from(*weight) >= least));
         }
-        let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        for (_, weight) in &mut self.candidates {
-            // Of the difference, which stays finite or is minus infinity however low the temperature is.
-            *weight = ((*weight - most) / self.options.temperature).exp();
-        }
-        self.keep_probable();
+        let total = match top_k {
+            Some(_) => self.total(),
+            None => softmax::sum(logits),
+        };
+        self.keep_probable(total);
         Ok(self.draw())
     }
 
@@ -180,10 +212,11 @@ impl Sampler {
         self.candidates.iter().map(|c| f64::from(c.1)).sum()
     }
 
-    /// Drops what top-p and min-p leave out; the most likely token always stays.
-    fn keep_probable(&mut self) {
+    /// Drops what top-p and min-p leave out of candidates that weigh so much with those that are left out already; the most likely
+    /// token always stays.
+    fn keep_probable(&mut self, total: f64) {
         if let Some(p) = self.options.top_p {
-            let limit = f64::from(p) * self.total();
+            let limit = f64::from(p) * total;
             let (mut kept, mut before) = (0, 0.0);
             while before < limit
                 && let Some((_, weight)) = self.candidate(kept)
@@ -203,15 +236,14 @@ impl Sampler {
         }
     }
 
+    /// One of the candidates, each as often as it weighs; in whatever order they are.
     fn draw(&mut self) -> u32 {
         let mut rest = self.rng.unit() * self.total();
-        let mut at = 0;
-        while let Some((token, weight)) = self.candidate(at) {
-            rest -= f64::from(weight);
+        for (token, weight) in &self.candidates {
+            rest -= f64::from(*weight);
             if rest < 0.0 {
-                return token;
+                return *token;
             }
-            at += 1;
         }
         // Rounding may leave a rest.
         self.candidates.last().map_or(0, |c| c.0)
@@ -388,28 +420,31 @@ mod tests {
             sorted.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
             sorted.truncate(options.top_k.unwrap_or(usize::MAX));
             let most = sorted[0].1;
-            let mut weights: Vec<f64> = sorted
-                .iter()
-                .map(|(_, logit)| f64::from(((logit - most) / options.temperature).exp()))
-                .collect();
+            let weight = |logit: f32| f64::from(((logit - most) / options.temperature).exp());
+            let mut kept: Vec<(u32, f64)> = sorted.iter().map(|&(token, x)| (token, weight(x))).collect();
             if let Some(p) = options.top_p {
-                let limit = f64::from(p) * weights.iter().sum::<f64>();
+                let limit = f64::from(p) * kept.iter().map(|(_, weight)| weight).sum::<f64>();
                 let mut before = 0.0;
-                weights.retain(|weight| {
+                kept.retain(|(_, weight)| {
                     before += weight;
                     before - weight < limit
                 });
             }
             let least = f64::from(options.min_p.unwrap_or(0.0));
-            weights.retain(|weight| *weight >= least);
+            kept.retain(|(_, weight)| *weight >= least);
+            // Where nothing is sorted, random numbers choose in the order of the vocabulary.
+            if options.top_k.is_none() && options.top_p.is_none() {
+                kept.sort_by_key(|(token, _)| *token);
+            }
+            let total: f64 = kept.iter().map(|(_, weight)| weight).sum();
             let (mut sampler, mut rng) = (Sampler::new(options).expect("sense"), SplitMix64::new(options.seed));
             for _ in 0..300 {
-                let mut rest = rng.unit() * weights.iter().sum::<f64>();
-                let at = weights.iter().position(|weight| {
+                let mut rest = rng.unit() * total;
+                let at = kept.iter().position(|(_, weight)| {
                     rest -= weight;
                     rest < 0.0
                 });
-                let expected = sorted[at.unwrap_or(weights.len() - 1)].0;
+                let expected = kept[at.unwrap_or(kept.len() - 1)].0;
                 assert_eq!(
                     sampler.choose(&mut logits.clone(), &[]).expect("a token"),
                     expected,

@@ -42,10 +42,10 @@ fn main() {
         let measured = ask(address, number, max_tokens);
         let mut all = all.lock().expect("no panic");
         match measured {
-            Ok((first, between)) => {
-                all.tokens += between.len() + 1;
-                all.first.push(first);
-                all.between.extend(between);
+            Ok(answer) => {
+                all.tokens += answer.tokens;
+                all.first.push(answer.first);
+                all.between.extend(answer.between);
             }
             Err(message) => all.failed.push(message),
         }
@@ -96,8 +96,16 @@ fn main() {
     }
 }
 
-/// Seconds to the first token, and between the others.
-fn ask(address: &str, number: usize, max_tokens: usize) -> Result<(f64, Vec<f64>), String> {
+/// What an answer took, in seconds.
+struct Answer {
+    first: f64,
+    /// Between tokens. Those that come together, as their text was not complete before, share the time since the ones before.
+    between: Vec<f64>,
+    tokens: usize,
+}
+
+/// Sends a request and reads the answer.
+fn ask(address: &str, number: usize, max_tokens: usize) -> Result<Answer, String> {
     let mut rng = SplitMix64::new(number as u64);
     let words = WORDS[0] + rng.below(WORDS[1] - WORDS[0]);
     let prompt: Vec<String> = (0..words).map(|_| format!("word{}", rng.below(1000))).collect();
@@ -111,7 +119,7 @@ fn ask(address: &str, number: usize, max_tokens: usize) -> Result<(f64, Vec<f64>
         body.len()
     );
     stream.write_all((head + &body).as_bytes()).map_err(|e| e.to_string())?;
-    let (mut first, mut between, mut latest) = (None, Vec::new(), start);
+    let (mut first, mut between, mut latest, mut count) = (None, Vec::new(), start, 0);
     let mut reader = BufReader::new(stream);
     let (mut line, mut all) = (String::new(), String::new());
     while reader.read_line(&mut line).map_err(|e| e.to_string())? > 0 {
@@ -120,20 +128,23 @@ fn ask(address: &str, number: usize, max_tokens: usize) -> Result<(f64, Vec<f64>
             .strip_prefix("data: ")
             .and_then(|data| serde_json::from_str::<Value>(data).ok())
         {
-            // One event may have several tokens, whose text was not complete before.
             let tokens = value["choices"][0]["logprobs"]["tokens"].as_array().map_or(0, Vec::len);
-            for token in 0..tokens {
+            if tokens > 0 {
                 let now = Instant::now();
                 match first {
                     None => first = Some((now - start).as_secs_f64()),
-                    Some(_) if token == 0 => between.push((now - latest).as_secs_f64()),
-                    Some(_) => between.push(0.0),
+                    Some(_) => between.extend([(now - latest).as_secs_f64() / tokens as f64].repeat(tokens)),
                 }
-                latest = now;
+                (latest, count) = (now, count + tokens);
             }
         }
         all += &line;
         line.clear();
     }
-    first.map(|first| (first, between)).ok_or(all)
+    let answer = |first| Answer {
+        first,
+        between,
+        tokens: count,
+    };
+    first.map(answer).ok_or(all)
 }

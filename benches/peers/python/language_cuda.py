@@ -1,8 +1,9 @@
 """A language model of SmolLM2-135M's shape and others' workloads in PyTorch on an NVIDIA GPU, beside `meganeura bench`.
 
-    python language_cuda.py [prompt] [train] [mlp] [matmul]
+    python language_cuda.py [token] [prompt] [train] [mlp] [matmul]
 
-Models are compiled (torch.compile, mode reduce-overhead, which makes CUDA graphs); steps of the MLP and matmuls are one CUDA graph. Prompts are computed in f16; training keeps parameters in
+Models are compiled (torch.compile, mode reduce-overhead, which makes CUDA graphs); steps of the MLP and matmuls are one CUDA graph. Prompts and tokens are computed in f16, a token
+with 128 of 512 rows of a static cache; training keeps parameters in
 f32 and computes matmuls in f16 (autocast), with plain gradient descent. Prints a line of JSON for each figure: milliseconds a step, the
 median of seven samples of many steps that nobody waits for. Needs torch and transformers.
 """
@@ -12,9 +13,12 @@ import sys
 import time
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
 
 from ddp_cuda import SHAPE
+
+# SmolLM2-1.7B's.
+LARGE = dict(SHAPE, hidden_size=2048, intermediate_size=8192, num_hidden_layers=24, num_attention_heads=32, num_key_value_heads=32)
 
 
 def graph_of(step):
@@ -58,6 +62,37 @@ def llama(dtype):
     torch._dynamo.reset()
     torch.manual_seed(1)
     return LlamaForCausalLM(LlamaConfig(**SHAPE, attn_implementation="sdpa")).to("cuda", dtype)
+
+
+@torch.no_grad()
+def token():
+    for name, shape in (("135M", SHAPE), ("1.7B", LARGE)):
+        torch._dynamo.reset()
+        config = LlamaConfig(**shape, attn_implementation="sdpa")
+        model = LlamaForCausalLM(config).to("cuda", torch.float16).eval()
+        cache = StaticCache(config=config, max_cache_len=512)
+        prompt, place = torch.arange(128, device="cuda")[None], torch.arange(128, device="cuda")
+        model(prompt, past_key_values=cache, cache_position=place)
+        compiled = torch.compile(model, mode="reduce-overhead", fullgraph=True)
+        one, place = prompt[:, :1].clone(), torch.tensor([128], device="cuda")
+        positions = place[None].clone()
+
+        def step():
+            # The same row of the cache each time.
+            cache_length(cache, 128)
+            return compiled(one, past_key_values=cache, cache_position=place, position_ids=positions).logits
+
+        say(f"token {name}", milliseconds(step))
+        del model, cache, compiled
+        torch.cuda.empty_cache()
+
+
+def cache_length(cache, rows):
+    """Newer versions count the rows that they have written themselves."""
+    for layer in getattr(cache, "layers", []):
+        count = getattr(layer, "cumulative_length", None)
+        if torch.is_tensor(count):
+            count.fill_(rows)
 
 
 @torch.no_grad()
@@ -125,7 +160,7 @@ def matmul():
 
 if __name__ == "__main__":
     torch.backends.cuda.matmul.allow_tf32 = False
-    parts = {"prompt": prompt, "train": train, "mlp": mlp, "matmul": matmul}
+    parts = {"token": token, "prompt": prompt, "train": train, "mlp": mlp, "matmul": matmul}
     for name in sys.argv[1:] or parts:
         try:
             parts[name]()

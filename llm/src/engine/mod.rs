@@ -22,6 +22,7 @@ use meganeura_core::config::Config;
 use meganeura_core::plan::MemoryForecast;
 use meganeura_core::{Error, Result, select};
 use meganeura_nn::models::{BLOCK_TABLE, LOGITS_ROW, POSITIONS, PagedCache, SLOTS, TOKENS};
+use rayon::prelude::*;
 
 use crate::adapters::Adapters;
 use crate::checkpoint::Checkpoint;
@@ -32,7 +33,7 @@ use blocks::BlockPool;
 use inputs::{BLOCK_ROWS, Inputs, Part, Rows, shapes};
 pub use options::EngineOptions;
 pub use sequence::Chosen;
-use sequence::Sequence;
+use sequence::{Choice, Sequence};
 
 /// What decides which tokens may come next, such as a grammar.
 pub trait Constraint: Send {
@@ -281,12 +282,11 @@ impl Engine {
         }
         let mut logits = self.run(&parts)?;
         self.counts.steps += 1;
+        let chosen = self.choose(&parts, &mut logits);
         let mut events = Vec::new();
-        let mut rows = logits.chunks_exact_mut(self.config.network.vocab);
         let mut ended = Vec::new();
-        for part in &parts {
-            let of_part: Vec<&mut [f32]> = rows.by_ref().take(part.logits()).collect();
-            if self.take(part, of_part, &mut events) {
+        for (part, chosen) in parts.iter().zip(chosen) {
+            if self.take(part, chosen, &mut events) {
                 ended.push(part.sequence);
             }
         }
@@ -469,40 +469,57 @@ impl Engine {
         Ok(logits)
     }
 
-    /// Takes what a step gave for a sequence; returns whether it ended.
-    fn take(&mut self, part: &Part, logits: Vec<&mut [f32]>, events: &mut Vec<Event>) -> bool {
-        let sequence = &mut self.running[part.sequence];
-        let own = part.rows - part.draft.len();
-        if sequence.due() > 1 {
-            self.counts.prompt_tokens += own as u64;
+    /// Chooses the next tokens of the sequences that a step has read, side by side: with a large vocabulary and a small model that takes
+    /// longer than the step.
+    fn choose(&mut self, parts: &[Part], logits: &mut [f32]) -> Vec<Vec<Result<Choice>>> {
+        let mut rows = logits.chunks_exact_mut(self.config.network.vocab);
+        // Parts are in the order of the sequences.
+        let mut parts = parts.iter().peekable();
+        let mut work = Vec::with_capacity(parts.len());
+        for (place, sequence) in self.running.iter_mut().enumerate() {
+            if let Some(part) = parts.next_if(|part| part.sequence == place) {
+                if sequence.due() > 1 {
+                    self.counts.prompt_tokens += (part.rows - part.draft.len()) as u64;
+                }
+                let of_part: Vec<&mut [f32]> = rows.by_ref().take(part.logits()).collect();
+                work.push((sequence, part, of_part));
+            }
         }
+        let choose = |(sequence, part, rows): (&mut Sequence, &Part, Vec<&mut [f32]>)| sequence.choose_all(part, rows);
+        match work.len() {
+            1 => work.into_iter().map(choose).collect(),
+            _ => work.into_par_iter().map(choose).collect(),
+        }
+    }
+
+    /// Takes what was chosen for a sequence; returns whether it ended.
+    fn take(&mut self, part: &Part, chosen: Vec<Result<Choice>>, events: &mut Vec<Event>) -> bool {
+        let sequence = &mut self.running[part.sequence];
         self.counts.drafted_tokens += part.draft.len() as u64;
-        let mut computed = sequence.computed + own;
+        let mut computed = sequence.computed + part.rows - part.draft.len();
         let mut ended = false;
-        // The logits behind a draft token are those of the next one if it was right.
-        for (number, logits) in logits.into_iter().enumerate() {
-            let (chosen, finish) = match sequence.choose(logits) {
-                Ok(chosen) => chosen,
+        for (number, choice) in chosen.into_iter().enumerate() {
+            // Chosen behind a draft token that was right.
+            if number > 0 {
+                self.counts.accepted_tokens += 1;
+                computed += 1;
+            }
+            match choice {
                 Err(error) => {
                     events.push(Event::Failed(sequence.id, error));
                     return true;
                 }
-            };
-            let token = chosen.as_ref().map(|chosen| chosen.token);
-            if let Some(chosen) = chosen {
-                self.counts.generated_tokens += 1;
-                events.push(Event::Token(sequence.id, chosen));
+                Ok((chosen, finish)) => {
+                    if let Some(chosen) = chosen {
+                        self.counts.generated_tokens += 1;
+                        events.push(Event::Token(sequence.id, chosen));
+                    }
+                    if let Some(finish) = finish {
+                        events.push(Event::Finished(sequence.id, finish));
+                        ended = true;
+                    }
+                }
             }
-            if let Some(finish) = finish {
-                events.push(Event::Finished(sequence.id, finish));
-                ended = true;
-                break;
-            }
-            if token.is_none() || part.draft.get(number).copied() != token {
-                break;
-            }
-            self.counts.accepted_tokens += 1;
-            computed += 1;
         }
         let pool = self.options.prefix_cache.then_some(&mut self.pool);
         sequence.advance(computed, pool, BLOCK_ROWS);

@@ -3,9 +3,11 @@
 use meganeura_core::{Error, Result};
 
 use super::blocks::{BlockPool, Identity};
+use super::inputs::Part;
 use super::{Constraint, Finish, SequenceId, SequenceRequest};
 use crate::config::ModelConfig;
 use crate::sampling::{Sampler, sort_likeliest};
+use crate::softmax;
 
 /// A sequence: its tokens, and how far they are computed.
 pub(super) struct Sequence {
@@ -34,6 +36,9 @@ pub struct Chosen {
     /// asked for.
     pub logprobs: Option<(f32, Vec<(u32, f32)>)>,
 }
+
+/// The token that was chosen, and whether the sequence ends with it, or instead of it.
+pub(super) type Choice = (Option<Chosen>, Option<Finish>);
 
 impl Sequence {
     pub(super) fn new(id: SequenceId, request: SequenceRequest) -> Result<Self> {
@@ -102,9 +107,28 @@ impl Sequence {
         self.computed = 0;
     }
 
+    /// Chooses the next token by the logits of the last token, and further ones by those of draft tokens, as long as these are right:
+    /// the logits behind a draft token are those of the next one then.
+    pub(super) fn choose_all(&mut self, part: &Part, logits: Vec<&mut [f32]>) -> Vec<Result<Choice>> {
+        let mut all = Vec::with_capacity(1);
+        for (number, logits) in logits.into_iter().enumerate() {
+            let choice = self.choose(logits);
+            let goes_on = match &choice {
+                Ok((Some(chosen), None)) => part.draft.get(number) == Some(&chosen.token),
+                _ => false,
+            };
+            all.push(choice);
+            if !goes_on {
+                break;
+            }
+        }
+        all
+    }
+
     /// Chooses the next token by its logits, which are changed; and whether the sequence ends with it, or instead of it.
-    pub(super) fn choose(&mut self, logits: &mut [f32]) -> Result<(Option<Chosen>, Option<Finish>)> {
-        let logprobs = self.top_logprobs.map(|top| logprobs(logits, top));
+    fn choose(&mut self, logits: &mut [f32]) -> Result<Choice> {
+        // With the logits themselves, as those that are chosen from are changed.
+        let logprobs = self.top_logprobs.map(|top| (logits.to_vec(), logprobs(logits, top)));
         if let Some(constraint) = &mut self.constraint {
             constraint.mask(logits)?;
         }
@@ -123,25 +147,23 @@ impl Sequence {
             (_, 0) => Some(Finish::Length),
             _ => None,
         };
-        let logprobs = logprobs.map(|(all, top)| (all(token), top));
+        let logprobs = logprobs.map(|(logits, (total, best))| (logits[token as usize] - total, best));
         Ok((Some(Chosen { token, logprobs }), finish))
     }
 }
 
-/// The logarithm of each token's probability, and the most likely ones with theirs.
-fn logprobs(logits: &[f32], top: usize) -> (impl Fn(u32) -> f32 + use<>, Vec<(u32, f32)>) {
+/// The logarithm of the sum of all exponentials, which is subtracted from a logit, and the most likely tokens with the logarithms of
+/// their probabilities.
+fn logprobs(logits: &[f32], top: usize) -> (f32, Vec<(u32, f32)>) {
     let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let sum: f64 = logits.iter().map(|&x| f64::from((x - most).exp())).sum();
-    let total = most + sum.ln() as f32;
+    let total = most + softmax::sum_of_exponentials(logits, most).ln() as f32;
     let mut best = Vec::new();
     if top > 0 {
         best.extend((0u32..).zip(logits.iter().map(|x| x - total)));
         sort_likeliest(&mut best, top);
         best.truncate(top);
     }
-    // Those that are chosen from are changed.
-    let all = logits.to_vec();
-    (move |token| all[token as usize] - total, best)
+    (total, best)
 }
 
 /// A request that cannot be kept.

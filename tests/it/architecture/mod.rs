@@ -246,8 +246,8 @@ const CPU_LAYERS: &[&[&str]] = &[
 
 /// The same of language models: files, what is in them, a model with its weights, text.
 const LLM_LAYERS: &[&[&str]] = &[
-    &["files", "sampling", "template"],
-    &["tensors"],
+    &["files", "softmax", "template"],
+    &["sampling", "tensors"],
     &["adapters", "gguf"],
     &["checkpoint", "config", "chat", "plans"],
     &["embedder", "engine", "generator", "hub", "saving", "tokenizer"],
