@@ -197,6 +197,18 @@ impl Gguf {
         }
     }
 
+    /// Whether there is a tokenizer of a kind that is known. It is not read.
+    ///
+    /// # Errors
+    /// As [`Gguf::tokenizer`].
+    pub(crate) fn check_tokenizer(&self) -> Result<()> {
+        match self.tokenizer_kind()? {
+            Some("gpt2" | pieces::KIND) => Ok(()),
+            // The error is the other's.
+            _ => self.tokenizer().map(drop),
+        }
+    }
+
     /// Pairs of bytes, merged in the order of a list.
     fn byte_pairs(&self) -> Result<String> {
         let cut = self.text("tokenizer.ggml.pre")?.unwrap_or("default");
