@@ -202,7 +202,10 @@ impl LocalModel {
             return Err(Support::Broken(problem.to_owned()));
         }
         first.check_whole().map_err(unsupported)?;
-        first.check_tokenizer().map_err(unsupported)?;
+        // One beside the file stands in.
+        if !path.with_file_name("tokenizer.json").exists() {
+            first.check_tokenizer().map_err(unsupported)?;
+        }
         let config = ModelConfig::of_gguf(&first, &path).map_err(unsupported)?;
         let checkpoint = Checkpoint::of_gguf(first).map_err(unsupported)?;
         checkpoint.check_model(&config.network).map_err(unsupported)?;
