@@ -169,7 +169,10 @@ fn broken_entries_are_listed_with_a_reason() {
     let path = whole("short").join("model.safetensors");
     let bytes = fs::read(&path).expect("readable");
     fs::write(&path, &bytes[..bytes.len() / 2]).expect("written");
-    fs::remove_file(whole("weightless").join("model.safetensors")).expect("removed");
+    let weightless = whole("weightless");
+    for name in ["model.safetensors", "expected.safetensors"] {
+        fs::remove_file(weightless.join(name)).expect("removed");
+    }
     fs::remove_file(whole("mute").join("tokenizer.json")).expect("removed");
     fs::remove_file(whole("bare").join("config.json")).expect("removed");
     fs::write(whole("words").join("config.json"), "{\u{1b}").expect("written");
@@ -182,6 +185,7 @@ fn broken_entries_are_listed_with_a_reason() {
     assert_ne!(larger, config);
     fs::write(whole("deeper").join("config.json"), larger).expect("written");
     let pickled = whole("pickled");
+    fs::remove_file(pickled.join("expected.safetensors")).expect("removed");
     fs::rename(pickled.join("model.safetensors"), pickled.join("pytorch_model.bin")).expect("renamed");
     copy(&fixtures("transformers/llama_sharded"), &root.join("sharded"));
     fs::remove_file(root.join("sharded/model-00002-of-00003.safetensors")).expect("removed");
@@ -261,12 +265,13 @@ fn snapshots_of_the_hub_are_models() {
     let begun = root.join("models--org--begun");
     write(&begun.join("refs/main"), &first);
     write(&begun.join("blobs/abc.incomplete"), "some");
+    let config = fs::read(small.join("config.json")).expect("readable");
     write(
         &root
             .join("models--org--partly/snapshots")
             .join(&first)
             .join("config.json"),
-        "{}",
+        config,
     );
     write(&root.join("datasets--org--data/refs/main"), &first);
     write(&root.join("version.txt"), "1");
