@@ -132,8 +132,8 @@ fn headers_say_what_models_are() {
     );
     assert!(small.disk_bytes > weights);
     let memory = small.memory(None, None).expect("an estimate");
-    // Two layers of 32 features of keys and as many of values.
-    assert_eq!((memory.weights, memory.cache), (parameters * 4, 2 * 2 * 32 * 128 * 4));
+    // Two layers of 16 features of keys and as many of values.
+    assert_eq!((memory.weights, memory.cache), (parameters * 4, 2 * 2 * 16 * 128 * 4));
     let packed = small.memory(Some(WeightStorage::Q8), Some(16)).expect("an estimate");
     assert!(
         packed.weights < memory.weights / 3 && packed.cache == memory.cache / 8,
