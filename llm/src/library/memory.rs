@@ -39,7 +39,7 @@ impl Network {
     pub(super) fn memory(&self, weights: Option<WeightStorage>, context: Option<usize>) -> Result<MemoryEstimate> {
         match self {
             Network::Text(network, longest, usual) => {
-                let mut network = (**network).clone();
+                let mut network = **network;
                 network.weights = weights.unwrap_or(*usual);
                 let rows = context.unwrap_or(USUAL_CONTEXT).clamp(1, *longest);
                 of_graph(&network.decode_graph(&[], 1, rows, LogitsOf::OneRow))
