@@ -17,8 +17,8 @@ use meganeura::profiler::{self, TraceFile};
 use commands::serve;
 use commands::tune;
 use commands::{
-    bench, chat, completions, conformance, devices, diff, doctor, embed, explain, generate, onnx, ops, plugins,
-    predict, train,
+    bench, chat, completions, conformance, devices, diff, doctor, embed, explain, generate, models, onnx, ops, plugins,
+    predict, pull, train,
 };
 
 /// Train and run neural networks on any hardware.
@@ -66,6 +66,10 @@ enum Command {
     /// Serve a language model, or an encoder for embeddings, over HTTP, with the paths of OpenAI's API.
     #[cfg(feature = "serve")]
     Serve(Box<serve::Args>),
+    /// List the language models and encoders on this machine, and the devices that each fits.
+    Models(models::Args),
+    /// Download a model from the Hugging Face Hub.
+    Pull(pull::Args),
     /// List the devices and the strings that select them.
     Devices(devices::Args),
     /// List drivers and devices, test and measure each device, and show which one would be used.
@@ -158,6 +162,8 @@ fn run(command: &Command) -> ExitCode {
         Command::Embed(args) => embed::run(args),
         #[cfg(feature = "serve")]
         Command::Serve(args) => serve::run(args),
+        Command::Models(args) => models::run(args),
+        Command::Pull(args) => pull::run(args),
         Command::Devices(args) => devices::run(args),
         Command::Doctor(args) => doctor::run(args),
         Command::Plugins(args) => plugins::run(args),

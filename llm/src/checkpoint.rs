@@ -64,7 +64,7 @@ impl Checkpoint {
     /// [`Error::File`]: no such files, a header that is damaged or lies, tensors that the index promises in vain.
     pub fn open(path: &Path) -> Result<Self> {
         if gguf::is_one(path) {
-            return Checkpoint::of(vec![gguf::Gguf::open(path)?.shard()?]);
+            return Checkpoint::of_gguf(gguf::Gguf::open(path)?);
         }
         let folder = path;
         let single = folder.join("model.safetensors");
@@ -99,6 +99,11 @@ impl Checkpoint {
                 format!("no file has the tensor '{name}' that it lists"),
             )),
         }
+    }
+
+    /// The checkpoint of a GGUF file.
+    pub(crate) fn of_gguf(file: gguf::Gguf) -> Result<Self> {
+        Checkpoint::of(vec![file.shard()?])
     }
 
     fn of(mut shards: Vec<Shard>) -> Result<Self> {
@@ -312,6 +317,25 @@ impl Checkpoint {
             Some(Element::F16) => WeightStorage::F16,
             Some(Element::F32 | Element::BF16) | None => WeightStorage::F32,
         }
+    }
+
+    /// Numbers of all tensors.
+    pub fn parameters(&self) -> u64 {
+        let entries = self.shards.iter().flat_map(|shard| shard.tensors.values());
+        entries.fold(0, |sum: u64, entry| sum.saturating_add(entry.count()))
+    }
+
+    /// What the files call the type of most numbers of matrices, in lower case; `None` if there are no matrices.
+    pub(crate) fn stored(&self) -> Option<String> {
+        let mut counts: BTreeMap<&str, u64> = BTreeMap::new();
+        for entry in self.shards.iter().flat_map(|shard| shard.tensors.values()) {
+            if entry.shape.len() > 1 {
+                let count = counts.entry(&entry.stored).or_default();
+                *count = count.saturating_add(entry.count());
+            }
+        }
+        let most = counts.into_iter().max_by_key(|&(_, count)| count);
+        most.map(|(stored, _)| stored.to_lowercase())
     }
 
     /// How the files store most of the numbers of matrices.

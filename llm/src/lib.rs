@@ -9,6 +9,7 @@
 //! | [`tokenizer`] | `tokenizer.json`, text piece by piece |
 //! | [`chat`] | the template that makes a conversation one text |
 //! | [`hub`] | checkpoints by their names on the Hugging Face Hub, with the feature `hub` |
+//! | [`library`] | the models on this machine: what there is, and how it is found by a name |
 //! | [`sampling`] | how a token is chosen from logits |
 //! | [`generator`] | prompts in, tokens out, with a key-value cache |
 //! | [`embedder`] | embeddings of texts by encoders of the BERT family |
@@ -39,6 +40,7 @@ mod files;
 pub mod generator;
 mod gguf;
 pub mod hub;
+pub mod library;
 mod plans;
 pub mod sampling;
 pub mod saving;

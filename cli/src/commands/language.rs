@@ -4,17 +4,21 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use meganeura::files::place_of;
+use meganeura::llm::hub::PullRequest;
+use meganeura::llm::library::{self, ModelFolders, NameError};
 use meganeura::llm::{Generator, GeneratorOptions, Sampling, Speed, WeightStorage, hub};
 use meganeura::{Error, Result};
 
+use super::pull;
 use crate::output::text;
 
 /// Options of a model and of sampling.
 #[derive(Debug, clap::Args)]
 pub(super) struct ModelArgs {
-    /// Folder of a checkpoint in Hugging Face's layout (config.json, safetensors files and tokenizer.json), or a GGUF file.
-    /// With the feature `hub` also a name on the Hugging Face hub, such as HuggingFaceTB/SmolLM2-135M, which is downloaded.
-    #[arg(long, value_name = "DIR|FILE.gguf")]
+    /// Folder of a checkpoint in Hugging Face's layout (config.json, safetensors files and tokenizer.json), a GGUF file, or
+    /// a name that `meganeura models` lists, such as HuggingFaceTB/SmolLM2-135M or SmolLM2-135M. With the feature `hub`, a
+    /// name on the Hugging Face Hub is downloaded.
+    #[arg(long, value_name = "DIR|FILE.gguf|NAME")]
     model: PathBuf,
 
     /// Folder of LoRA adapters in PEFT's layout, which are merged into the model.
@@ -71,40 +75,74 @@ pub(super) struct ModelArgs {
     no_plan_cache: bool,
 }
 
-/// The folder or file of a model, which is downloaded if it is a name on the Hub and the program can do that. For one
-/// that is not there, the error says where to get it.
+/// The folder or file of a model: what there is at a path, else the model of that name on this machine, which is downloaded
+/// if it is a name on the Hub and the program can do that. For one that is not there, the error says where to get it.
 pub(super) fn locate(model: &Path) -> Result<PathBuf> {
     // A save that was killed between two renames has left it under another name.
     let place = place_of(model);
-    if place != model {
+    if place != model || model.exists() {
         return Ok(place);
     }
     let name = model.to_string_lossy();
-    let is_name = name.split('/').count() == 2 && !name.starts_with(['.', '/', '~']);
-    if model.exists() || (is_name && cfg!(feature = "hub")) {
-        return hub::locate(model);
+    let can_be_pulled = cfg!(feature = "hub") && hub::name(model).is_some();
+    let found = match library::is_name(&name) {
+        true => library::find(&name, &ModelFolders::from_environment()),
+        false => Err(NameError::Unknown {
+            name: name.to_string(),
+            closest: String::new(),
+        }),
+    };
+    match found {
+        Ok(path) => {
+            log::info!("'{name}' is the model in '{}'", path.display());
+            Ok(path)
+        }
+        Err(NameError::Unknown { .. } | NameError::Broken { .. }) if can_be_pulled => {
+            Ok(pull::with_bars(&PullRequest::parse(&name)?)?)
+        }
+        Err(NameError::Unknown { closest, .. }) => Err(unknown(&name, &closest)),
+        Err(error) => Err(error.into()),
     }
+}
+
+/// The name that a model is shown by: the one that it was asked for by, where that is no path.
+pub(super) fn shown_name(model: &Path) -> Option<String> {
+    let is_path = model.exists() || place_of(model) != model;
+    (!is_path).then(|| model.to_string_lossy().into_owned())
+}
+
+/// The error for a model that is nowhere.
+fn unknown(name: &str, closest: &str) -> Error {
     const EXAMPLE: &str = "HuggingFaceTB/SmolLM2-135M";
     let own = name.rsplit('/').next().unwrap_or_default();
     let on_hub = match own {
-        _ if is_name => name.to_string(),
+        _ if hub::name(Path::new(name)).is_some() => name.to_owned(),
         // The family of the examples in the documentation.
         own if own.starts_with("SmolLM2-") && !own.ends_with(".gguf") => format!("HuggingFaceTB/{own}"),
         _ => EXAMPLE.to_owned(),
     };
     let folder = on_hub.rsplit('/').next().unwrap_or_default();
     let by_itself = match cfg!(feature = "hub") {
-        true => format!("or give --model {on_hub}, which is downloaded"),
-        false => format!("or build with `--features hub` and give --model {on_hub}, which is then downloaded"),
+        true => format!("or `meganeura pull {on_hub}` downloads it, then give --model {on_hub}"),
+        false => {
+            format!(
+                "or build with `--features hub`: then `meganeura pull {on_hub}` downloads it, as --model {on_hub} does"
+            )
+        }
     };
-    Err(Error::misuse(
-        format!("there is no model at '{name}'"),
+    let close = match closest.is_empty() {
+        true => String::new(),
+        false => format!(", and none of that name on this machine; the closest names are {closest}"),
+    };
+    Error::misuse(
+        format!("there is no model at '{name}'{close}"),
         format!(
-            "give the folder of one (config.json, *.safetensors and tokenizer.json) or a GGUF file. `hf download {on_hub} --local-dir {folder}` gets one from the Hugging Face \
+            "give the folder of one (config.json, *.safetensors and tokenizer.json), a GGUF file, or a name that `meganeura models` lists. \
+             `hf download {on_hub} --local-dir {folder}` gets one from the Hugging Face \
              Hub (`pip install huggingface_hub` has the command; SmolLM2-135M takes 270 MB), then give --model {folder}; \
              {by_itself}"
         ),
-    ))
+    )
 }
 
 pub(crate) fn storage(name: &str) -> std::result::Result<WeightStorage, String> {

@@ -13,6 +13,7 @@ pub(crate) mod explain;
 pub(crate) mod generate;
 mod kernels;
 mod language;
+pub(crate) mod models;
 pub(crate) mod onnx;
 pub(crate) mod ops;
 mod page;
@@ -20,6 +21,7 @@ mod planned;
 pub(crate) mod plugins;
 mod precision;
 pub(crate) mod predict;
+pub(crate) mod pull;
 mod ranks;
 mod scaling;
 #[cfg(feature = "serve")]

@@ -5,22 +5,24 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use meganeura::llm::library::USUAL_CONTEXT;
 use meganeura::llm::{EmbedderOptions, EncoderConfig, EngineOptions, Pooling, WeightStorage};
 use meganeura_serve::{Server, ServerOptions};
 
 use super::Outcome;
-use super::language::{locate, plans_of, storage};
+use super::language::{locate, plans_of, shown_name, storage};
 use crate::output::notice;
 
 /// Options of `serve`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Folder of a checkpoint in Hugging Face's layout (config.json, safetensors files and tokenizer.json), or a GGUF file; an encoder
-    /// of the BERT family is served for embeddings. With the feature `hub` also a name on the Hugging Face hub, such as HuggingFaceTB/SmolLM2-135M, which is downloaded.
-    #[arg(long, value_name = "DIR|FILE.gguf")]
+    /// Folder of a checkpoint in Hugging Face's layout (config.json, safetensors files and tokenizer.json), a GGUF file, or
+    /// a name that `meganeura models` lists; an encoder of the BERT family is served for embeddings. With the feature `hub`, a
+    /// name on the Hugging Face Hub, such as HuggingFaceTB/SmolLM2-135M, is downloaded.
+    #[arg(long, value_name = "DIR|FILE.gguf|NAME")]
     model: PathBuf,
 
-    /// Name that requests give the model [default: that of the folder or file]
+    /// Name that requests give the model [default: the one given by --model, or that of the folder or file]
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
 
@@ -106,9 +108,6 @@ pub(crate) struct Args {
 /// Seconds of a year.
 const MAX_SECONDS: u64 = 31_536_000;
 
-/// Tokens of a sequence if nothing is said: caches for the contexts of many models would fill a machine.
-const USUAL_CONTEXT: usize = 4096;
-
 pub(crate) fn run(args: &Args) -> Outcome {
     let model = locate(&args.model)?;
     let context = match EncoderConfig::is_one(&model) {
@@ -120,7 +119,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     };
     let plans = if args.no_plan_cache { None } else { plans_of(&model) };
     let options = ServerOptions {
-        name: args.name.clone(),
+        name: args.name.clone().or_else(|| shown_name(&args.model)),
         address: args.host,
         port: args.port,
         api_key: args.api_key.clone(),

@@ -5,7 +5,7 @@ use std::process::Command;
 use crate::retired::complaints_of_text;
 use crate::{meganeura, run};
 
-const COMMANDS: [&[&str]; 20] = [
+const COMMANDS: [&[&str]; 22] = [
     &[],
     &["train"],
     &["train", "text"],
@@ -15,6 +15,8 @@ const COMMANDS: [&[&str]; 20] = [
     &["generate"],
     &["chat"],
     &["embed"],
+    &["models"],
+    &["pull"],
     &["devices"],
     &["doctor"],
     &["plugins"],
@@ -48,7 +50,7 @@ fn completions_and_the_manual_know_every_command() {
     for what in ["bash", "zsh", "fish", "powershell", "elvish", "man"] {
         let (output, out, err) = run(&mut meganeura(&["completions", what]));
         assert!(output.status.success(), "{what}: {err}");
-        for word in ["train", "predict", "evaluate", "completions"] {
+        for word in ["train", "predict", "evaluate", "completions", "models", "pull"] {
             assert!(out.to_lowercase().contains(word), "{word} for {what}");
         }
     }

@@ -21,6 +21,7 @@ mod kernels;
 #[cfg(target_os = "linux")]
 mod limits;
 mod log_dir;
+mod models;
 mod onnx;
 mod options;
 #[cfg(unix)]

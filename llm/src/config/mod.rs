@@ -63,12 +63,7 @@ impl ModelConfig {
     /// [`Error::File`]: a file that cannot be read or parsed, a family or an option that is not supported.
     pub fn open(folder: &Path) -> Result<Self> {
         if gguf::is_one(folder) {
-            let text = Gguf::open(folder)?.config()?;
-            let mut config = ModelConfig::parse(&text, folder)?;
-            // Files have the factors of the norms themselves, and what is saved of them is no file of its kind.
-            config.network.zero_centered_norms = false;
-            config.projections = Projections::Separate;
-            return Ok(config);
+            return ModelConfig::of_gguf(&Gguf::open(folder)?, folder);
         }
         let path = folder.join("config.json");
         let mut config = ModelConfig::parse(&read_text(&path)?, &path)?;
@@ -85,6 +80,15 @@ impl ModelConfig {
                 config.stop = stop;
             }
         }
+        Ok(config)
+    }
+
+    /// Reads the metadata of a GGUF file; `path` is what errors call it.
+    pub(crate) fn of_gguf(file: &Gguf, path: &Path) -> Result<Self> {
+        let mut config = ModelConfig::parse(&file.config()?, path)?;
+        // Files have the factors of the norms themselves, and what is saved of them is no file of its kind.
+        config.network.zero_centered_norms = false;
+        config.projections = Projections::Separate;
         Ok(config)
     }
 

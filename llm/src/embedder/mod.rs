@@ -198,10 +198,7 @@ impl Embedder {
         config.pooling = options.pooling.unwrap_or(config.pooling);
         config.normalize = options.normalize.unwrap_or(config.normalize);
         let tokenizer = Tokenizer::open(folder)?;
-        let is_distilled = config.is_distilled;
-        let checkpoint = Checkpoint::open(folder)?.renamed(|name| config::parameter_name(name, is_distilled));
-        checkpoint.check_layers(config.network.layers)?;
-        checkpoint.check_graph(&config.network.embedding_graph(1, 1))?;
+        let checkpoint = check_weights(&config, Checkpoint::open(folder)?)?;
         let (own, vocab) = (tokenizer.vocab(), config.network.vocab);
         if own > vocab {
             return Err(Error::misuse(
@@ -383,6 +380,17 @@ impl Embedder {
             .max(SMALLEST);
         vector.iter().map(|&x| (f64::from(x) / length) as f32).collect()
     }
+}
+
+/// The weights under the names of parameters, if they are those of the encoder.
+///
+/// # Errors
+/// As [`Checkpoint::check_model`].
+pub(crate) fn check_weights(config: &EncoderConfig, checkpoint: Checkpoint) -> Result<Checkpoint> {
+    let checkpoint = checkpoint.renamed(|name| config::parameter_name(name, config.is_distilled));
+    checkpoint.check_layers(config.network.layers)?;
+    checkpoint.check_graph(&config.network.embedding_graph(1, 1))?;
+    Ok(checkpoint)
 }
 
 impl std::fmt::Debug for Embedder {

@@ -6,9 +6,11 @@
 
 mod model;
 mod names;
+pub(crate) mod parts;
 mod pieces;
 mod positions;
 mod read;
+mod summary;
 mod tokenizer;
 
 use std::collections::BTreeMap;
@@ -55,20 +57,32 @@ const MAX_AXES: u32 = 4;
 const ALIGNMENT: usize = 32;
 
 impl Gguf {
+    /// Opens a file that is a whole model.
+    ///
+    /// # Errors
+    /// As [`Gguf::open_part`]; a file that is only a part of a model.
     pub(crate) fn open(path: &Path) -> Result<Self> {
+        let file = Gguf::open_part(path)?;
+        file.check_whole()?;
+        Ok(file)
+    }
+
+    /// Opens a file that may be a part of a model.
+    ///
+    /// # Errors
+    /// [`Error::File`]: one that cannot be read, or whose header is damaged or lies.
+    pub(crate) fn open_part(path: &Path) -> Result<Self> {
         let map = map(
             path,
             "give a GGUF file, or the folder of a checkpoint in Hugging Face's layout",
         )?;
         let (values, tensors) = header(&map).map_err(|message| damaged(path, message))?;
-        let file = Gguf {
+        Ok(Gguf {
             path: path.to_owned(),
             map,
             values,
             tensors,
-        };
-        file.check_whole()?;
-        Ok(file)
+        })
     }
 
     /// A file of the kind, but of something that is not supported.
@@ -131,7 +145,7 @@ impl Gguf {
     }
 
     /// A file of which others are the rest has only some of the tensors.
-    fn check_whole(&self) -> Result<()> {
+    pub(crate) fn check_whole(&self) -> Result<()> {
         match self.count("split.count")? {
             None | Some(0 | 1) => Ok(()),
             Some(parts) => Err(self.unsupported(

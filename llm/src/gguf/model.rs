@@ -13,7 +13,7 @@ const ARCHITECTURES: &[&str] = &[
 
 impl Gguf {
     /// The architecture, which is also the prefix of its keys.
-    pub(super) fn architecture(&self) -> Result<&str> {
+    pub(crate) fn architecture(&self) -> Result<&str> {
         Ok(self.text("general.architecture")?.unwrap_or(""))
     }
 

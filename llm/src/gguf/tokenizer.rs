@@ -197,11 +197,30 @@ impl Gguf {
         }
     }
 
-    /// Pairs of bytes, merged in the order of a list.
-    fn byte_pairs(&self) -> Result<String> {
+    /// Whether there is a tokenizer of a kind that is known. It is not read.
+    ///
+    /// # Errors
+    /// As [`Gguf::tokenizer`].
+    pub(crate) fn check_tokenizer(&self) -> Result<()> {
+        match self.tokenizer_kind()? {
+            Some("gpt2") => self.cutting().map(drop),
+            Some(pieces::KIND) => Ok(()),
+            // The error is the other's.
+            _ => self.tokenizer().map(drop),
+        }
+    }
+
+    /// How text is cut before pairs are merged, and the name of that.
+    fn cutting(&self) -> Result<(&str, Json)> {
         let cut = self.text("tokenizer.ggml.pre")?.unwrap_or("default");
         let pre_tokenizer = cutting(cut)
             .ok_or_else(|| self.unsupported(format!("a tokenizer that cuts text as '{cut}' does"), REMEDY))?;
+        Ok((cut, pre_tokenizer))
+    }
+
+    /// Pairs of bytes, merged in the order of a list.
+    fn byte_pairs(&self) -> Result<String> {
+        let (cut, pre_tokenizer) = self.cutting()?;
         let vocabulary = self.vocabulary()?;
         let merges: Vec<Cow<str>> = self.texts("tokenizer.ggml.merges")?.collect();
         let around = Around {

@@ -34,6 +34,15 @@ pub(crate) struct Entry {
     pub(crate) heads: Option<usize>,
 }
 
+impl Entry {
+    /// How many numbers it has.
+    pub(crate) fn count(&self) -> u64 {
+        self.shape
+            .iter()
+            .fold(1, |count: u64, &size| count.saturating_mul(size as u64))
+    }
+}
+
 /// A tensor of a checkpoint.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tensor<'a> {

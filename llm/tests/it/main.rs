@@ -6,6 +6,7 @@ mod engine;
 mod families;
 mod finetuning;
 mod gguf;
+mod library;
 #[path = "../../../tests/common/one_token.rs"]
 mod one_token;
 mod tokenizer;

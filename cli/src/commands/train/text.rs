@@ -42,9 +42,9 @@ pub(super) struct Args {
     #[arg(long, value_name = "FILE")]
     data: PathBuf,
 
-    /// Initial model: tiny (a small one with random weights), the folder of a checkpoint, or a GGUF file. With the feature
-    /// `hub` also a name on the Hugging Face hub.
-    #[arg(long, value_name = "tiny|DIR|FILE.gguf")]
+    /// Initial model: tiny (a small one with random weights), the folder of a checkpoint, a GGUF file, or a name that
+    /// `meganeura models` lists. With the feature `hub`, a name on the Hugging Face Hub is downloaded.
+    #[arg(long, value_name = "tiny|DIR|FILE.gguf|NAME")]
     model: PathBuf,
 
     /// tokenizer.json to use instead of the model's, or instead of learning one from the text for tiny.

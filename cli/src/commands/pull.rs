@@ -1,0 +1,98 @@
+//! `meganeura pull`.
+
+use std::io::{self, IsTerminal};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use meganeura::Error;
+use meganeura::llm::hub::{self, Progress, PullError, PullRequest};
+
+use super::Outcome;
+use super::models::bytes;
+use crate::output::{line, notice, printable};
+
+/// Options of `pull`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Name on the Hugging Face Hub, such as HuggingFaceTB/SmolLM2-135M; of another revision than the main one with the
+    /// name of its branch or tag, or its commit, behind an @.
+    #[arg(value_name = "NAME[@REVISION]")]
+    name: String,
+
+    /// Download this GGUF file of the repository instead of its safetensors files. Of a model in several parts, name the first.
+    #[arg(long, value_name = "X.gguf")]
+    file: Option<String>,
+}
+
+pub(crate) fn run(args: &Args) -> Outcome {
+    let request = PullRequest {
+        file: args.file.clone(),
+        ..PullRequest::parse(&args.name).map_err(Error::from)?
+    };
+    let path = with_bars(&request).map_err(Error::from)?;
+    line(path.display())?;
+    let name = match path.is_dir() {
+        true => args.name.clone(),
+        false => {
+            let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+            format!("{}/{stem}", args.name)
+        }
+    };
+    notice(format_args!("it is there as '{name}'; `meganeura models` lists it"))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Downloads a model, with a bar for each file on a terminal, else a line.
+pub(super) fn with_bars(request: &PullRequest) -> Result<PathBuf, PullError> {
+    hub::pull(
+        request,
+        &mut Bars {
+            bar: None,
+            file: String::new(),
+        },
+    )
+}
+
+/// The bar of the present file.
+struct Bars {
+    bar: Option<ProgressBar>,
+    file: String,
+}
+
+impl Progress for Bars {
+    fn begin(&mut self, file: &str, size: u64) {
+        let is_new = self.file != file;
+        file.clone_into(&mut self.file);
+        if !io::stderr().is_terminal() {
+            if is_new {
+                // What is downloaded matters more than whether anybody reads this.
+                let _ = notice(format_args!("downloading {file}, {}", bytes(size)));
+            }
+            return;
+        }
+        let bar = self.bar.get_or_insert_with(|| ProgressBar::new(size));
+        if is_new {
+            *bar = ProgressBar::new(size);
+            let template = "{msg}  {bar:30}  {bytes}/{total_bytes}  {bytes_per_sec}  ETA {eta}";
+            if let Ok(style) = ProgressStyle::with_template(template) {
+                bar.set_style(style);
+            }
+            bar.set_message(printable(file).into_owned());
+        }
+        bar.set_length(size);
+        bar.set_position(0);
+    }
+
+    fn advance(&mut self, bytes: u64) {
+        if let Some(bar) = &self.bar {
+            bar.inc(bytes);
+        }
+    }
+
+    fn finish(&mut self) {
+        if let Some(bar) = &self.bar {
+            bar.finish();
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! Why a model cannot be downloaded.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use meganeura_core::Error;
+
+/// Why a model cannot be downloaded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PullError {
+    /// The program was built without the feature `hub`.
+    NotBuilt {
+        /// The model.
+        name: String,
+    },
+    /// A text that cannot be a name on the Hub.
+    InvalidName {
+        /// The text.
+        name: String,
+    },
+    /// There is no such model or revision. The Hub says the same of models that are private.
+    NotFound {
+        /// The model, with its revision if one was asked for.
+        name: String,
+        /// Where it was looked for.
+        endpoint: String,
+    },
+    /// The model's files are given only to users who accepted its terms.
+    Gated {
+        /// The model.
+        name: String,
+        /// Where its terms are.
+        page: String,
+        /// Whether a token was sent.
+        has_token: bool,
+    },
+    /// There is no such file in the repository.
+    NoFile {
+        /// The model.
+        name: String,
+        /// The file.
+        file: String,
+        /// GGUF files that there are.
+        files: Vec<String>,
+    },
+    /// The repository has several GGUF models, and no checkpoint in safetensors files.
+    SeveralFiles {
+        /// The model.
+        name: String,
+        /// Its GGUF files, the first of each model.
+        files: Vec<String>,
+    },
+    /// The repository has neither safetensors nor GGUF files.
+    NoWeights {
+        /// The model.
+        name: String,
+    },
+    /// The Hub cannot be reached, or the connection broke off.
+    Unreachable {
+        /// Its address.
+        endpoint: String,
+        /// What the network says.
+        message: String,
+    },
+    /// There is no room for the files.
+    NoSpace {
+        /// The cache.
+        folder: PathBuf,
+    },
+    /// What was downloaded is not what the Hub has.
+    Damaged {
+        /// The file.
+        file: String,
+    },
+    /// Something else.
+    Failed {
+        /// The model.
+        name: String,
+        /// What happened.
+        message: String,
+    },
+}
+
+/// Some names of a list.
+fn some(names: &[String]) -> String {
+    const SHOWN: usize = 30;
+    let shown = names[..names.len().min(SHOWN)].join(", ");
+    match names.len().saturating_sub(SHOWN) {
+        0 => shown,
+        more => format!("{shown} and {more} more"),
+    }
+}
+
+impl fmt::Display for PullError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            PullError::NotBuilt { name } => write!(
+                f,
+                "'{name}' cannot be downloaded: this program was built without the feature `hub`, which downloads models"
+            ),
+            PullError::InvalidName { name } => write!(f, "'{name}' cannot be the name of a model on the Hub"),
+            PullError::NotFound { name, endpoint } => write!(f, "there is no public model '{name}' at {endpoint}"),
+            PullError::Gated { name, page, has_token } => {
+                let token = match has_token {
+                    true => "the token that was sent belongs to nobody who did that",
+                    false => "no token was sent",
+                };
+                write!(
+                    f,
+                    "the files of '{name}' are for users who accepted its terms at {page}, and {token}"
+                )
+            }
+            PullError::NoFile { name, file, files } if files.is_empty() => {
+                write!(f, "'{name}' has no file '{file}', and no GGUF files at all")
+            }
+            PullError::NoFile { name, file, files } => {
+                write!(f, "'{name}' has no file '{file}'; its GGUF files are {}", some(files))
+            }
+            PullError::SeveralFiles { name, files } => {
+                write!(f, "'{name}' has {} GGUF models: {}", files.len(), some(files))
+            }
+            PullError::NoWeights { name } => write!(f, "'{name}' has neither safetensors nor GGUF files"),
+            PullError::Unreachable { endpoint, message } => write!(f, "{endpoint} cannot be reached: {message}"),
+            PullError::NoSpace { folder } => write!(f, "there is no room for the files in '{}'", folder.display()),
+            PullError::Damaged { file } => write!(f, "what was downloaded of '{file}' is not what the Hub has"),
+            PullError::Failed { name, message } => write!(f, "'{name}' could not be downloaded: {message}"),
+        }
+    }
+}
+
+impl PullError {
+    /// What to do about it.
+    pub fn remedy(&self) -> &'static str {
+        match self {
+            PullError::NotBuilt { .. } => {
+                "build it with `--features hub`, or download the model (`hf download NAME`) and name its folder"
+            }
+            PullError::InvalidName { .. } => "give ORG/NAME or ORG/NAME@REVISION, such as HuggingFaceTB/SmolLM2-135M",
+            PullError::NotFound { .. } => {
+                "check the name and the revision; a private model needs the variable HF_TOKEN"
+            }
+            PullError::Gated { .. } => "accept the terms on that page, and set HF_TOKEN to a token of that account",
+            PullError::NoFile { .. } | PullError::SeveralFiles { .. } => "name one of them with --file",
+            PullError::NoWeights { .. } => "use a model that has safetensors or GGUF files",
+            PullError::Unreachable { .. } => {
+                "check the connection, and HF_ENDPOINT if it is set; what was downloaded is kept, and the next try continues"
+            }
+            PullError::NoSpace { .. } => {
+                "make room, or set HF_HUB_CACHE to a folder on another disk; the next try continues"
+            }
+            PullError::Damaged { .. } => "try again; the file was removed",
+            PullError::Failed { .. } => "try again; what was downloaded is kept",
+        }
+    }
+}
+
+impl std::error::Error for PullError {}
+
+impl From<PullError> for Error {
+    fn from(error: PullError) -> Self {
+        match &error {
+            PullError::NotBuilt { .. }
+            | PullError::InvalidName { .. }
+            | PullError::NoFile { .. }
+            | PullError::SeveralFiles { .. } => Error::misuse(error.to_string(), error.remedy()),
+            PullError::NotFound { name, .. }
+            | PullError::Gated { name, .. }
+            | PullError::NoWeights { name }
+            | PullError::Failed { name, .. } => of(name, &error),
+            PullError::Unreachable { endpoint, .. } => of(endpoint, &error),
+            PullError::NoSpace { folder } => of(folder, &error),
+            PullError::Damaged { file } => of(file, &error),
+        }
+    }
+}
+
+fn of(path: impl AsRef<Path>, error: &PullError) -> Error {
+    Error::file(
+        path.as_ref(),
+        format!("could not be downloaded: {error}"),
+        error.remedy(),
+    )
+}

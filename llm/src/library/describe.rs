@@ -1,0 +1,243 @@
+//! What the headers of a model say.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use meganeura_core::Error;
+use meganeura_nn::layers::WeightStorage;
+use serde_json::Value;
+
+use super::memory::{MemoryEstimate, Network};
+use super::places::{Origin, Place, entries, folder_bytes};
+use crate::checkpoint::Checkpoint;
+use crate::config::ModelConfig;
+use crate::embedder::{EncoderConfig, check_weights};
+use crate::files::{damaged, read_text};
+use crate::gguf::Gguf;
+
+/// Whether a model can be used, and what for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Support {
+    /// It generates text.
+    Text,
+    /// It makes embeddings.
+    Encoder,
+    /// It is a model, but of a kind that is not supported: why.
+    Unsupported(String),
+    /// Something of it is missing or damaged, or its download has not ended: what.
+    Broken(String),
+}
+
+impl Support {
+    /// Whether the model can be used.
+    pub fn is_usable(&self) -> bool {
+        matches!(self, Support::Text | Support::Encoder)
+    }
+
+    /// Why the model cannot be used.
+    pub fn reason(&self) -> Option<&str> {
+        match self {
+            Support::Text | Support::Encoder => None,
+            Support::Unsupported(reason) | Support::Broken(reason) => Some(reason),
+        }
+    }
+
+    /// Lower-case name of the kind.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Support::Text => "text",
+            Support::Encoder => "encoder",
+            Support::Unsupported(_) => "unsupported",
+            Support::Broken(_) => "broken",
+        }
+    }
+}
+
+/// A model on this machine. What its headers do not say is `None`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LocalModel {
+    /// The name that [`find`](super::find) knows it by: `ORG/NAME` of the Hub's cache, with `@REVISION` if that is not the main
+    /// one, else its path in the folder that it was found in, GGUF files without their ending.
+    pub name: String,
+    /// What [`Generator::open`](crate::Generator::open) and others take: a folder, or a GGUF file.
+    pub path: PathBuf,
+    /// What kind of folder it was found in.
+    pub origin: Origin,
+    /// The commit, of the Hub's cache.
+    pub revision: Option<String>,
+    /// The family: `model_type` of `config.json`, or `general.architecture` of a GGUF file.
+    pub architecture: Option<String>,
+    /// Numbers of all tensors; of a model with several kinds of input, those of its text part.
+    pub parameters: Option<u64>,
+    /// Bytes of its files.
+    pub disk_bytes: u64,
+    /// How most of its weights are stored, in lower case: `bf16`, `q4_k_m`.
+    pub stored: Option<String>,
+    /// Positions that it was made for.
+    pub context: Option<usize>,
+    /// Whether it can be used.
+    pub support: Support,
+    network: Option<Network>,
+}
+
+/// Why a description ends early.
+type Ends = std::result::Result<(), Support>;
+
+impl LocalModel {
+    pub(super) fn describe(place: &Place) -> Self {
+        let mut model = LocalModel {
+            name: place.name.clone(),
+            path: place.path.clone(),
+            origin: place.origin,
+            revision: place.revision.clone(),
+            architecture: None,
+            parameters: None,
+            disk_bytes: match place.parts.is_empty() {
+                true => folder_bytes(&place.path),
+                false => place
+                    .parts
+                    .iter()
+                    .filter_map(|part| Some(fs::metadata(part).ok()?.len()))
+                    .sum(),
+            },
+            stored: None,
+            context: None,
+            support: Support::Text,
+            network: None,
+        };
+        let read = match (&place.problem, place.parts.is_empty()) {
+            (Some(problem), true) => Err(Support::Broken(problem.clone())),
+            (problem, false) => model.read_gguf(&place.parts, problem.as_deref()),
+            (None, true) => model.read_folder(),
+        };
+        if let Err(support) = read {
+            model.support = support;
+        }
+        model
+    }
+
+    /// The memory that the model takes on a device: its weights, stored so or as they are if `None`, and the keys and values
+    /// of a sequence of so many tokens, [`USUAL_CONTEXT`](super::USUAL_CONTEXT) if `None`, but at most the model's context.
+    /// Encoders are in `f32`, and have no cache. `None` if the model cannot be used.
+    pub fn memory(&self, weights: Option<WeightStorage>, context: Option<usize>) -> Option<MemoryEstimate> {
+        self.network.as_ref()?.memory(weights, context).ok()
+    }
+
+    fn read_folder(&mut self) -> Ends {
+        let folder = self.path.clone();
+        let config = folder.join("config.json");
+        let broken = |error: Error| Support::Broken(reason(&error, &folder));
+        let unsupported = |error: Error| Support::Unsupported(reason(&error, &folder));
+        // Weights may tell something even where the configuration is missing.
+        let checkpoint = Checkpoint::open(&folder);
+        if let Ok(checkpoint) = &checkpoint {
+            self.parameters = Some(checkpoint.parameters());
+            self.stored = checkpoint.stored();
+        }
+        if !config.exists() {
+            return Err(Support::Broken("has no config.json".into()));
+        }
+        let text = read_text(&config).map_err(broken)?;
+        let json: Value = serde_json::from_str(&text).map_err(|e| broken(damaged(&config, e)))?;
+        let field = |name: &str| {
+            [&json[name], &json["text_config"][name]]
+                .into_iter()
+                .find(|v| !v.is_null())
+        };
+        self.architecture = json["model_type"].as_str().map(str::to_owned);
+        self.context = field("max_position_embeddings")
+            .and_then(Value::as_u64)
+            .and_then(|positions| usize::try_from(positions).ok());
+        if let Some(method) = json["quantization_config"]["quant_method"].as_str() {
+            self.stored = Some(method.to_lowercase());
+        }
+        let (network, encoder) = match EncoderConfig::is_one(&folder) {
+            true => {
+                let config = EncoderConfig::open(&folder).map_err(unsupported)?;
+                self.context = Some(config.max_tokens);
+                (Network::Encoder(Box::new(config.network)), Some(config))
+            }
+            false => {
+                let config = ModelConfig::open(&folder).map_err(unsupported)?;
+                self.context = Some(config.context);
+                let network = Network::Text(Box::new(config.network), config.context, WeightStorage::F32);
+                (network, None)
+            }
+        };
+        let checkpoint = match checkpoint {
+            Ok(checkpoint) => checkpoint,
+            Err(error) => return Err(without_weights(&folder).unwrap_or_else(|| broken(error))),
+        };
+        if !folder.join("tokenizer.json").exists() {
+            return Err(Support::Broken("has no tokenizer.json".into()));
+        }
+        match (&network, encoder) {
+            (_, Some(config)) => {
+                check_weights(&config, checkpoint).map_err(unsupported)?;
+                self.support = Support::Encoder;
+            }
+            (Network::Text(config, ..), _) => checkpoint.check_model(config).map_err(unsupported)?,
+            (Network::Encoder(_), None) => {}
+        }
+        self.network = Some(network);
+        Ok(())
+    }
+
+    fn read_gguf(&mut self, parts: &[PathBuf], problem: Option<&str>) -> Ends {
+        let path = self.path.clone();
+        let broken = |error: Error| Support::Broken(reason(&error, &path));
+        let unsupported = |error: Error| Support::Unsupported(reason(&error, &path));
+        let first = Gguf::open_part(&path).map_err(broken)?;
+        let architecture = first.architecture().map_err(broken)?;
+        self.architecture = Some(architecture.to_owned()).filter(|name| !name.is_empty());
+        self.stored = first.stored();
+        self.context = first.context();
+        let mut parameters = first.parameters();
+        for part in parts.iter().filter(|part| **part != path) {
+            let part = Gguf::open_part(part).map_err(|error| Support::Broken(reason(&error, Path::new(""))))?;
+            parameters = parameters.saturating_add(part.parameters());
+        }
+        self.parameters = Some(parameters);
+        if let Some(problem) = problem {
+            return Err(Support::Broken(problem.to_owned()));
+        }
+        first.check_whole().map_err(unsupported)?;
+        // One beside the file stands in.
+        if !path.with_file_name("tokenizer.json").exists() {
+            first.check_tokenizer().map_err(unsupported)?;
+        }
+        let config = ModelConfig::of_gguf(&first, &path).map_err(unsupported)?;
+        let checkpoint = Checkpoint::of_gguf(first).map_err(unsupported)?;
+        checkpoint.check_model(&config.network).map_err(unsupported)?;
+        let (context, usual) = (config.context, checkpoint.usual_storage());
+        self.network = Some(Network::Text(Box::new(config.network), context, usual));
+        Ok(())
+    }
+}
+
+/// A folder whose weights are in files of other kinds.
+fn without_weights(folder: &Path) -> Option<Support> {
+    let files: Vec<String> = entries(folder).ok()?.into_iter().map(|(name, _)| name).collect();
+    let ends = |ends: &[&str]| files.iter().find(|name| ends.iter().any(|end| name.ends_with(end)));
+    if ends(&[".safetensors", ".safetensors.index.json"]).is_some() {
+        return None;
+    }
+    let other = ends(&[".bin", ".pt", ".pth", ".h5", ".msgpack", ".onnx"]);
+    Some(match other {
+        Some(name) => Support::Unsupported(format!("has its weights in '{name}', not in safetensors files")),
+        None => Support::Broken("has no safetensors files".into()),
+    })
+}
+
+/// An error about a file of a model as one line, which names the file if it is not the model itself.
+fn reason(error: &Error, model: &Path) -> String {
+    let text = match error {
+        Error::File { path, message, .. } => match Path::new(path).file_name() {
+            Some(name) if Path::new(path) != model => format!("'{}' {message}", name.to_string_lossy()),
+            _ => message.clone(),
+        },
+        other => other.to_string(),
+    };
+    let lines: Vec<&str> = text.lines().map(str::trim).collect();
+    lines.join(" ")
+}
