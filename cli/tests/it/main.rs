@@ -28,6 +28,8 @@ mod options;
 mod plugins;
 mod precision;
 mod predict;
+#[cfg(feature = "hub")]
+mod pull;
 mod report;
 #[path = "../../../tests/common/retired.rs"]
 mod retired;

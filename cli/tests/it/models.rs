@@ -29,7 +29,7 @@ fn machine(home: &Path) {
 }
 
 /// A command that sees the models of a folder alone.
-fn on(home: &Path, args: &[&str]) -> Command {
+pub(super) fn on(home: &Path, args: &[&str]) -> Command {
     let mut command = meganeura(args);
     for name in ["HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "MEGANEURA_MODELS", "HF_TOKEN"] {
         command.env_remove(name);

@@ -18,7 +18,7 @@ mod window;
 mod winograd;
 
 use meganeura_core::backend::KernelDesc;
-use meganeura_core::ops::{Conv2dDims, ImageLayout};
+use meganeura_core::ops::Conv2dDims;
 
 use crate::kernel::{KernelDef, f32_only};
 
@@ -51,21 +51,12 @@ const UNFOLDED: f64 = 0.85;
 /// The same with a group for each channel.
 const PLANES: f64 = 0.4;
 
-/// By tiles, where fewer operations are done than are counted.
-const TILES: f64 = 1.4;
-
 /// The share of the device's rates that the kernel for a call reaches beside others.
 pub(super) fn efficiency(kernel: &KernelDesc) -> f64 {
-    match kernel.name {
-        "core.conv2d" => match Conv2dDims::of_conv2d(&kernel.call()) {
-            Ok(dims) if dims.groups > 1 => PLANES,
-            Ok(dims) if dims.kernel != [1, 1] || dims.stride != [1, 1] => UNFOLDED,
-            _ => 1.0,
-        },
-        "core.conv2d_nhwc" => match ImageLayout::Nhwc.conv2d(&kernel.call()) {
-            Ok(dims) if winograd::applies(&dims) => TILES,
-            _ => 1.0,
-        },
+    let is_forward = kernel.name == "core.conv2d";
+    match Conv2dDims::of_conv2d(&kernel.call()).ok().filter(|_| is_forward) {
+        Some(dims) if dims.groups > 1 => PLANES,
+        Some(dims) if dims.kernel != [1, 1] || dims.stride != [1, 1] => UNFOLDED,
         _ => 1.0,
     }
 }
