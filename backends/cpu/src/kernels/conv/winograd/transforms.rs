@@ -63,10 +63,15 @@ impl Planes {
     }
 }
 
-/// Element `i` of each column.
+/// Element `i` of each column. Here and below arrays are filled by loops: closures of `from_fn` are not always inlined, and then
+/// compiled without the instructions that the caller has.
 #[inline(always)]
 fn across<const M: usize, const N: usize>(columns: &[[Lanes; M]; N], i: usize) -> [Lanes; N] {
-    std::array::from_fn(|j| columns[j][i])
+    let mut row = [[0.0; LANES]; N];
+    for (lanes, column) in row.iter_mut().zip(columns) {
+        *lanes = column[i];
+    }
+    row
 }
 
 /// The matrices follow from the points 0, A, -A, B, -B and infinity, in which polynomials are multiplied. With 1 and 2, as in the
@@ -81,18 +86,15 @@ const B2: f32 = B * B;
 fn input_lanes<const FMA: bool>(d: [Lanes; IN]) -> [Lanes; IN] {
     let mut out = [[0.0; LANES]; IN];
     for l in 0..LANES {
-        let d: [f32; IN] = std::array::from_fn(|i| d[i][l]);
-        let outer = |first: f32, middle: f32, last: f32| {
-            mul_add::<FMA>(A2 * B2, first, mul_add::<FMA>(-(A2 + B2), middle, last))
-        };
+        let d = [d[0][l], d[1][l], d[2][l], d[3][l], d[4][l], d[5][l]];
         let (near, near_odd) = (mul_add::<FMA>(-B2, d[2], d[4]), mul_add::<FMA>(-B2, d[1], d[3]));
         let (far, far_odd) = (mul_add::<FMA>(-A2, d[2], d[4]), mul_add::<FMA>(-A2, d[1], d[3]));
-        out[0][l] = outer(d[0], d[2], d[4]);
+        out[0][l] = mul_add::<FMA>(A2 * B2, d[0], mul_add::<FMA>(-(A2 + B2), d[2], d[4]));
         out[1][l] = mul_add::<FMA>(A, near_odd, near);
         out[2][l] = mul_add::<FMA>(-A, near_odd, near);
         out[3][l] = mul_add::<FMA>(B, far_odd, far);
         out[4][l] = mul_add::<FMA>(-B, far_odd, far);
-        out[5][l] = outer(d[1], d[3], d[5]);
+        out[5][l] = mul_add::<FMA>(A2 * B2, d[1], mul_add::<FMA>(-(A2 + B2), d[3], d[5]));
     }
     out
 }
@@ -104,7 +106,7 @@ fn weight_lanes<const FMA: bool>(g: [Lanes; 3]) -> [Lanes; IN] {
     const FAR: f32 = 1.0 / (2.0 * B2 * (B2 - A2));
     let mut out = [[0.0; LANES]; IN];
     for l in 0..LANES {
-        let g: [f32; 3] = std::array::from_fn(|i| g[i][l]);
+        let g = [g[0][l], g[1][l], g[2][l]];
         let near = NEAR * mul_add::<FMA>(A2, g[2], g[0]);
         let far = FAR * mul_add::<FMA>(B2, g[2], g[0]);
         out[0][l] = 1.0 / (A2 * B2) * g[0];
@@ -122,7 +124,7 @@ fn weight_lanes<const FMA: bool>(g: [Lanes; 3]) -> [Lanes; IN] {
 fn output_lanes<const FMA: bool>(m: [Lanes; IN]) -> [Lanes; OUT] {
     let mut out = [[0.0; LANES]; OUT];
     for l in 0..LANES {
-        let m: [f32; IN] = std::array::from_fn(|i| m[i][l]);
+        let m = [m[0][l], m[1][l], m[2][l], m[3][l], m[4][l], m[5][l]];
         let (near, near_odd) = (m[1] + m[2], m[1] - m[2]);
         let (far, far_odd) = (m[3] + m[4], m[3] - m[4]);
         out[0][l] = m[0] + near + far;
@@ -143,13 +145,16 @@ multiversion! {
 #[inline(always)]
 fn transform_tile_body<const FMA: bool>(x: &[f32], places: &[[Option<usize>; IN]; IN], channels: usize, to: Planes) {
     for first in (0..channels).step_by(LANES) {
-        let columns: [[Lanes; IN]; IN] = std::array::from_fn(|j| {
-            input_lanes::<FMA>(std::array::from_fn(|i| match places[i][j] {
-                // SAFETY: a place of the image has `channels` elements, a multiple of LANES.
-                Some(at) => unsafe { x.as_ptr().add(at + first).cast::<Lanes>().read_unaligned() },
-                None => [0.0; LANES],
-            }))
-        });
+        let mut columns = [[[0.0; LANES]; IN]; IN];
+        for (j, column) in columns.iter_mut().enumerate() {
+            for (lanes, places) in column.iter_mut().zip(places) {
+                if let Some(at) = places[j] {
+                    // SAFETY: a place of the image has `channels` elements, a multiple of LANES.
+                    *lanes = unsafe { x.as_ptr().add(at + first).cast::<Lanes>().read_unaligned() };
+                }
+            }
+            *column = input_lanes::<FMA>(*column);
+        }
         for i in 0..IN {
             for (j, lanes) in input_lanes::<FMA>(across(&columns, i)).iter().enumerate() {
                 // SAFETY: the caller says that a row has room for all channels.
@@ -190,14 +195,16 @@ fn transform_weights_body<const FMA: bool>(
             prefetch(w.as_ptr().wrapping_add(at), columns.len());
         }
         for first in (0..width).step_by(LANES) {
-            let taps: [[Lanes; IN]; 3] = std::array::from_fn(|j| match first < columns.len() {
-                true => weight_lanes::<FMA>(std::array::from_fn(|i| {
+            let mut taps = [[[0.0; LANES]; IN]; 3];
+            for (j, column) in taps.iter_mut().enumerate().filter(|_| first < columns.len()) {
+                let mut kernel = [[0.0; LANES]; 3];
+                for (i, lanes) in kernel.iter_mut().enumerate() {
                     let at = ((i * 3 + j) * inputs + channel) * outputs + columns.start + first;
                     // SAFETY: `columns` has a multiple of LANES elements and was checked above, as the channel was.
-                    unsafe { w.as_ptr().add(at).cast::<Lanes>().read_unaligned() }
-                })),
-                false => [[0.0; LANES]; IN],
-            });
+                    *lanes = unsafe { w.as_ptr().add(at).cast::<Lanes>().read_unaligned() };
+                }
+                *column = weight_lanes::<FMA>(kernel);
+            }
             for i in 0..IN {
                 for (j, lanes) in weight_lanes::<FMA>(across(&taps, i)).iter().enumerate() {
                     // SAFETY: the caller says that there is room for a row of `width` for each of the channels.
@@ -229,9 +236,15 @@ fn transform_products_body<const FMA: bool>(
     size: [usize; 2],
 ) {
     for first in (0..channels).step_by(LANES) {
-        // SAFETY: the caller says that a row has the products of all channels, a multiple of LANES.
-        let column = |j: usize| output_lanes::<FMA>(std::array::from_fn(|i| unsafe { from.read([i, j], first) }));
-        let columns: [[Lanes; OUT]; IN] = std::array::from_fn(column);
+        let mut columns = [[[0.0; LANES]; OUT]; IN];
+        for (j, column) in columns.iter_mut().enumerate() {
+            let mut elements = [[0.0; LANES]; IN];
+            for (i, lanes) in elements.iter_mut().enumerate() {
+                // SAFETY: the caller says that a row has the products of all channels, a multiple of LANES.
+                *lanes = unsafe { from.read([i, j], first) };
+            }
+            *column = output_lanes::<FMA>(elements);
+        }
         for i in 0..size[0] {
             let row = output_lanes::<FMA>(across(&columns, i));
             for (j, lanes) in row.iter().enumerate().take(size[1]) {
