@@ -131,7 +131,12 @@ impl Generation {
     /// What comes next; `None` when all choices are complete.
     pub(crate) async fn next(&mut self) -> Result<Option<Piece>, ApiError> {
         while self.choices.iter().any(|choice| choice.text.is_some()) {
-            let update = timeout_at(self.deadline, self.updates.recv()).await.map_err(|_| {
+            // An update that is there already comes before the time is looked at, so that is done here, too.
+            let in_time = match Instant::now() < self.deadline {
+                true => timeout_at(self.deadline, self.updates.recv()).await.ok(),
+                false => None,
+            };
+            let update = in_time.ok_or_else(|| {
                 ApiError::new(
                     StatusCode::GATEWAY_TIMEOUT,
                     format!(
