@@ -109,13 +109,17 @@ impl Sampler {
     /// # Errors
     /// Logits that are not numbers, or of which none is finite.
     pub fn choose(&mut self, logits: &mut [f32], tokens: &[u32]) -> Result<u32> {
-        if softmax::largest_finite(logits).is_none() {
+        let Some(mut most) = softmax::largest_finite(logits) else {
             return Err(Error::misuse(
                 "the model's logits are not all numbers, so there is no most likely token",
                 "look at its weights; `MEGANEURA_DEBUG` and `step_debug` find where numbers are lost",
             ));
+        };
+        if self.options.repetition_penalty != 1.0 {
+            self.penalise(logits, tokens);
+            // Penalties may make logits larger than there are numbers for.
+            most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         }
-        self.penalise(logits, tokens);
         let Sampling {
             temperature,
             top_k,
@@ -123,8 +127,6 @@ impl Sampler {
             min_p,
             ..
         } = self.options;
-        // Penalties may make logits larger than there are numbers for.
-        let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         if temperature == 0.0 || !most.is_finite() {
             return Ok(largest(logits));
         }
@@ -142,24 +144,22 @@ impl Sampler {
         }
         self.candidates.clear();
         self.sorted = 0;
-        if let Some(k) = top_k {
+        let total = if let Some(k) = top_k {
             self.candidates.extend((0u32..).zip(logits.iter().copied()));
             self.keep(k);
             for (_, weight) in &mut self.candidates {
                 softmax::weigh(std::slice::from_mut(weight), most, temperature);
             }
+            self.total()
         } else {
             softmax::weigh(logits, most, temperature);
             // Tokens that weigh less are not needed for top-p: all of them together are less than what it leaves out.
-            let rest = f64::from(1.0 - top_p.unwrap_or(1.0));
-            let least = rest * softmax::sum(logits) / logits.len() as f64;
+            let (rest, total) = (f64::from(1.0 - top_p.unwrap_or(1.0)), softmax::sum(logits));
+            let least = rest * total / logits.len() as f64;
             let weights = (0u32..).zip(logits.iter().copied());
             self.candidates
                 .extend(weights.filter(|(_, weight)| f64::from(*weight) >= least));
-        }
-        let total = match top_k {
-            Some(_) => self.total(),
-            None => softmax::sum(logits),
+            total
         };
         self.keep_probable(total);
         Ok(self.draw())
@@ -167,9 +167,6 @@ impl Sampler {
 
     fn penalise(&self, logits: &mut [f32], tokens: &[u32]) {
         let penalty = self.options.repetition_penalty;
-        if penalty == 1.0 {
-            return;
-        }
         let mut seen: Vec<u32> = tokens.to_vec();
         seen.sort_unstable();
         seen.dedup();

@@ -39,8 +39,13 @@ pub(crate) fn sum(weights: &[f32]) -> f64 {
     weights.chunks(CHUNK).map(sum_of_chunk).sum()
 }
 
+/// The natural logarithm of the sum of `exp(x)`; not a number where [`largest_finite`] finds none, as no token is chosen then.
+pub(crate) fn log_sum_of_exponentials(logits: &[f32]) -> f32 {
+    largest_finite(logits).map_or(f32::NAN, |most| most + sum_of_exponentials(logits, most).ln() as f32)
+}
+
 /// The sum of `exp(x - most)`.
-pub(crate) fn sum_of_exponentials(logits: &[f32], most: f32) -> f64 {
+fn sum_of_exponentials(logits: &[f32], most: f32) -> f64 {
     let chunks = logits.chunks(CHUNK);
     chunks
         .map(|chunk| {

@@ -155,8 +155,7 @@ impl Sequence {
 /// The logarithm of the sum of all exponentials, which is subtracted from a logit, and the most likely tokens with the logarithms of
 /// their probabilities.
 fn logprobs(logits: &[f32], top: usize) -> (f32, Vec<(u32, f32)>) {
-    let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let total = most + softmax::sum_of_exponentials(logits, most).ln() as f32;
+    let total = softmax::log_sum_of_exponentials(logits);
     let mut best = Vec::new();
     if top > 0 {
         best.extend((0u32..).zip(logits.iter().map(|x| x - total)));

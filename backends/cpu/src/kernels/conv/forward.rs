@@ -67,6 +67,31 @@ impl After {
             unsafe { epilogue.run(elements, scratch) };
         }
     }
+
+    /// Goes over some channels of neighbouring places, of a result that has `all` channels, and those last.
+    ///
+    /// # Safety
+    /// As [`Epilogue::run`].
+    pub(super) unsafe fn run_channels(
+        &self,
+        places: Range<usize>,
+        channels: &Range<usize>,
+        all: usize,
+        scratch: *mut f32,
+    ) {
+        if self.is_nothing() {
+            return;
+        }
+        // SAFETY: forwarded.
+        unsafe {
+            if channels.len() == all {
+                return self.run(places.start * all..places.end * all, scratch);
+            }
+            for first in places.map(|place| place * all) {
+                self.run(first + channels.start..first + channels.end, scratch);
+            }
+        }
+    }
 }
 
 /// A convolution `y` of `[x, w]`, and what follows it.

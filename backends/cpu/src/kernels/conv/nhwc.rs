@@ -12,7 +12,7 @@ use meganeura_core::backend::KernelDesc;
 use meganeura_core::ops::{Conv2dDims, ImageLayout};
 
 use super::forward::{After, Epilogue};
-use super::sizes::FLOPS_PER_NANO;
+use super::sizes::{FLOPS_PER_NANO, places};
 use super::winograd;
 use crate::gemm::{Blocks, Pieces, Strides, Target};
 use crate::kernel::{CompileCx, Compiled, RunCx, Task, f32_only, rows_per_task};
@@ -93,11 +93,6 @@ impl Nhwc {
         self.dims.flops() / flops_per_nano + self.after.nanos()
     }
 
-    /// Places of the result.
-    fn places(&self) -> usize {
-        self.dims.n * self.dims.output[0] * self.dims.output[1]
-    }
-
     /// The element of the input at which a tap reads the channels for a place, if that is not in the padding.
     fn input_of(&self, place: usize, tap: [usize; 2]) -> Option<usize> {
         let d = &self.dims;
@@ -118,7 +113,7 @@ impl Nhwc {
         let d = self.dims;
         let multiply = Blocks::detect();
         let (taps, width) = (d.kernel[0] * d.kernel[1], multiply.panel_cols());
-        let (places, panels) = (self.places(), d.o.div_ceil(width));
+        let (places, panels) = (places(&d), d.o.div_ceil(width));
         let blocks = places.div_ceil(BLOCK);
         let groups = WANTED_TASKS.div_ceil(blocks.max(1)).clamp(1, panels.max(1));
         let taps_of_panel = (PANEL_ROWS / d.c.max(1)).clamp(1, taps);
@@ -172,14 +167,7 @@ impl Nhwc {
                 }
                 let scratch = cx.private.add(epilogue_at);
                 let channels = panels.start * width..(panels.end * width).min(d.o);
-                if channels.len() == d.o {
-                    self.after.run(block.start * d.o..block.end * d.o, scratch);
-                } else if !self.after.is_nothing() {
-                    for place in block {
-                        self.after
-                            .run(place * d.o + channels.start..place * d.o + channels.end, scratch);
-                    }
-                }
+                self.after.run_channels(block, &channels, d.o, scratch);
             }
         };
         Compiled {

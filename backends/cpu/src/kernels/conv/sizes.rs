@@ -21,6 +21,11 @@ pub(super) const FLOPS_PER_NANO: u64 = 40;
 /// Matrix rows at a distance of a multiple of this, in `f32`s, share few cache sets.
 pub(super) const CROWDING: usize = 256;
 
+/// Places of a result, those of all images.
+pub(super) fn places(dims: &Conv2dDims) -> usize {
+    dims.n * dims.output[0] * dims.output[1]
+}
+
 /// Sizes of a convolution as matmuls, one for each image and group.
 #[derive(Clone, Copy)]
 pub(super) struct Sizes {

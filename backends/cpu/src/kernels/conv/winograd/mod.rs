@@ -14,7 +14,7 @@ use std::sync::Arc;
 use meganeura_core::ops::Conv2dDims;
 
 use super::forward::{After, Epilogue};
-use super::sizes::FLOPS_PER_NANO;
+use super::sizes::{FLOPS_PER_NANO, places};
 use crate::gemm::{Blocks, Left, Strides, Target};
 use crate::kernel::{Compiled, Kernel, RunCx, Task};
 use crate::memory::{View, aligned};
@@ -48,7 +48,7 @@ pub(super) fn applies(d: &Conv2dDims) -> bool {
     let blocks = tiles.div_ceil(BLOCK);
     let pairs = d.c * d.o;
     let by_tiles = tiles * (ELEMENTS * pairs + INPUT_COST * d.c + OUTPUT_COST * d.o) + blocks * WEIGHT_COST * pairs;
-    let by_taps = Tiles::new(d).places() * 9 * pairs;
+    let by_taps = places(d) * 9 * pairs;
     by_tiles + by_tiles / 4 < by_taps
 }
 
@@ -72,17 +72,22 @@ impl Tiles {
         self.dims.n * self.grid[0] * self.grid[1]
     }
 
-    /// Places of the result.
-    fn places(&self) -> usize {
-        self.dims.n * self.dims.output[0] * self.dims.output[1]
-    }
-
     /// The image of a tile, and the first place of it in the result.
     fn place(&self, tile: usize) -> (usize, [usize; 2]) {
         let row = tile / self.grid[1];
         (
             row / self.grid[0],
             [row % self.grid[0] * OUT, tile % self.grid[1] * OUT],
+        )
+    }
+
+    /// The number of a tile's first place among all of the result, and how many rows and columns of the tile are inside.
+    fn inside(&self, tile: usize) -> (usize, [usize; 2]) {
+        let (image, [top, left]) = self.place(tile);
+        let [rows, columns] = self.dims.output;
+        (
+            (image * rows + top) * columns + left,
+            [OUT.min(rows - top), OUT.min(columns - left)],
         )
     }
 }
@@ -129,6 +134,7 @@ pub(super) fn convolution(
         let tasks = tiles.count().min(WANTED_TASKS);
         phases.push(Box::new(Task {
             tasks,
+            // A part of the whole that is about the same for all sizes.
             nanos: nanos / 8,
             body: move |task: usize, cx: &RunCx| {
                 let count = own.tiles.count();
@@ -149,10 +155,8 @@ pub(super) fn convolution(
         tasks: own.blocks * own.groups,
         nanos,
         body: move |task: usize, cx: &RunCx| {
-            let (count, block) = (
-                own.tiles.count(),
-                share(own.tiles.count(), own.blocks, task / own.groups),
-            );
+            let count = own.tiles.count();
+            let block = share(count, own.blocks, task / own.groups);
             // SAFETY: as above; private scratch is as long as asked for below, and the task's own. This task alone writes the
             // places of its tiles and the channels of its panels of the result.
             unsafe {
@@ -286,9 +290,7 @@ impl Winograd {
                     }
                 }
                 for (row, tile) in block.clone().enumerate() {
-                    let (image, [top, left]) = self.tiles.place(tile);
-                    let place = (image * d.output[0] + top) * d.output[1] + left;
-                    let size = [OUT.min(d.output[0] - top), OUT.min(d.output[1] - left)];
+                    let (place, size) = self.tiles.inside(tile);
                     let to = self.y.as_ptr().add(place * d.o + columns.start);
                     let from = products.behind(row * self.width);
                     let steps = [d.output[1] * d.o, d.o];
@@ -300,17 +302,10 @@ impl Winograd {
             }
             let channels = panels.start * self.width..(panels.end * self.width).min(d.o);
             for tile in block {
-                let (image, [top, left]) = self.tiles.place(tile);
-                let columns = OUT.min(d.output[1] - left);
-                for row in top..d.output[0].min(top + OUT) {
-                    let place = (image * d.output[0] + row) * d.output[1] + left;
-                    if channels.len() == d.o {
-                        self.after.run(place * d.o..(place + columns) * d.o, epilogue);
-                        continue;
-                    }
-                    for at in (place..place + columns).map(|place| place * d.o) {
-                        self.after.run(at + channels.start..at + channels.end, epilogue);
-                    }
+                let (first, [rows, columns]) = self.tiles.inside(tile);
+                for place in (0..rows).map(|row| first + row * d.output[1]) {
+                    self.after
+                        .run_channels(place..place + columns, &channels, d.o, epilogue);
                 }
             }
         }

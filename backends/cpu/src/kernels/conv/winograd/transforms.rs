@@ -13,7 +13,7 @@ pub(super) const LANES: usize = 16;
 /// Channels after which weights are used that are prefetched.
 const AHEAD: usize = 6;
 
-/// Channels of 16 neighbours.
+/// Neighbouring channels.
 type Lanes = [f32; LANES];
 
 /// Matrices, one for each of the 6x6 elements of a tile, in one piece of memory.
