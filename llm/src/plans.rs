@@ -43,7 +43,7 @@ pub(crate) struct Step<S> {
     pub(crate) shape: S,
     /// Segment of a plan that was joined to the first one's.
     segment: Option<String>,
-    /// Number of its output.
+    /// Number of its first output.
     output: usize,
 }
 
@@ -63,10 +63,10 @@ impl<S> Step<S> {
         }
     }
 
-    /// The first numbers of its output.
-    pub(crate) fn read(&self, session: &mut Session, len: usize) -> Result<Vec<f32>> {
+    /// The first numbers of an output.
+    pub(crate) fn read(&self, session: &mut Session, output: usize, len: usize) -> Result<Vec<f32>> {
         let mut numbers = vec![0.0; len];
-        session.try_read_output_start(self.output, &mut numbers)?;
+        session.try_read_output_start(self.output + output, &mut numbers)?;
         Ok(numbers)
     }
 }
@@ -90,6 +90,10 @@ impl<S: StepShape> Plans<S> {
             folder,
             made: HashMap::new(),
         }
+    }
+
+    pub(crate) fn device(&self) -> &dyn Device {
+        &*self.device
     }
 
     /// A session for these shapes, at least one.

@@ -110,10 +110,7 @@ impl Sampler {
     /// Logits that are not numbers, or of which none is finite.
     pub fn choose(&mut self, logits: &mut [f32], tokens: &[u32]) -> Result<u32> {
         let Some(mut most) = softmax::largest_finite(logits) else {
-            return Err(Error::misuse(
-                "the model's logits are not all numbers, so there is no most likely token",
-                "look at its weights; `MEGANEURA_DEBUG` and `step_debug` find where numbers are lost",
-            ));
+            return Err(not_numbers());
         };
         if self.options.repetition_penalty != 1.0 {
             self.penalise(logits, tokens);
@@ -163,6 +160,38 @@ impl Sampler {
         };
         self.keep_probable(total);
         Ok(self.draw())
+    }
+
+    /// The temperature, if tokens are drawn from all of them by their logits alone, which devices can do; 0 takes the largest logit.
+    pub(crate) fn plain_temperature(&self) -> Option<f32> {
+        let Sampling {
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            repetition_penalty,
+            ..
+        } = self.options;
+        let is_plain = temperature == 0.0 || (top_k.is_none() && top_p.is_none() && min_p.is_none());
+        (is_plain && repetition_penalty == 1.0).then_some(temperature)
+    }
+
+    /// Seeds for the tokens that a device draws next, of any number; [`Sampler::take_drawn`] goes on by one.
+    pub(crate) fn seeds(&self) -> impl Iterator<Item = [u32; 2]> + use<> {
+        let mut rng = self.rng.clone();
+        std::iter::repeat_with(move || {
+            let word = rng.next_u64();
+            [word as u32, (word >> 32) as u32]
+        })
+    }
+
+    /// Takes a token that a device drew with the next seed, and that has this logit.
+    ///
+    /// # Errors
+    /// As [`Sampler::choose`].
+    pub(crate) fn take_drawn(&mut self, token: u32, logit: f32) -> Result<u32> {
+        self.rng.next_u64();
+        if logit.is_finite() { Ok(token) } else { Err(not_numbers()) }
     }
 
     fn penalise(&self, logits: &mut [f32], tokens: &[u32]) {
@@ -245,6 +274,13 @@ impl Sampler {
         // Rounding may leave a rest.
         self.candidates.last().map_or(0, |c| c.0)
     }
+}
+
+fn not_numbers() -> Error {
+    Error::misuse(
+        "the model's logits are not all numbers, so there is no most likely token",
+        "look at its weights; `MEGANEURA_DEBUG` and `step_debug` find where numbers are lost",
+    )
 }
 
 /// Has so many of the likeliest tokens in front, in their order, of equally likely ones the first first.

@@ -36,6 +36,7 @@ mod batch_norm;
 mod bce;
 mod cache_write;
 mod cast;
+mod categorical;
 mod channels_last;
 mod composite;
 mod concat;
@@ -163,6 +164,7 @@ pub(crate) fn builtin() -> Vec<OpRef> {
         bce::BceWithLogitsLoss,
         cache_write::CacheWrite,
         cast::Cast,
+        categorical::Categorical,
         concat::Concat,
         conv1d::Conv1d,
         conv2d::CONV2D,

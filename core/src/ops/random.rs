@@ -26,7 +26,8 @@ pub fn random_word(seed: u32, uid: u32, step: u32, element: u32) -> u32 {
     mix(h ^ element)
 }
 
-fn mix(mut x: u32) -> u32 {
+/// The mixing function lowbias32.
+pub(super) fn mix(mut x: u32) -> u32 {
     x ^= x >> 16;
     x = x.wrapping_mul(0x7feb_352d);
     x ^= x >> 15;

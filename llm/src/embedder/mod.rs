@@ -362,7 +362,7 @@ impl Embedder {
         session.try_set_input_u32(&step.input(ATTENTION_MASK), &mask)?;
         session.try_set_input(&step.input(POOLING_WEIGHTS), &weights)?;
         step.run(session)?;
-        step.read(session, texts.len() * self.config.network.dim)
+        step.read(session, 0, texts.len() * self.config.network.dim)
     }
 
     /// A vector as it is given away.

@@ -17,6 +17,8 @@ pub(super) struct Rows {
     pub(super) rows: usize,
     /// Rows that there are logits of.
     pub(super) logits: usize,
+    /// Whether tokens are drawn, too.
+    pub(super) draws: bool,
     pub(super) cache: PagedCache,
 }
 
@@ -33,14 +35,31 @@ impl StepShape for Rows {
             block_rows,
             table_len,
         } = self.cache;
+        let draws = if self.draws { "-drawn" } else { "" };
         format!(
-            "paged-{}-{}-of-{blocks}-{block_rows}-{table_len}",
+            "paged-{}-{}{draws}-of-{blocks}-{block_rows}-{table_len}",
             self.rows, self.logits
         )
     }
 
     fn graph(&self, network: &LlamaConfig) -> Graph {
-        network.paged_graph(self.rows, self.cache, self.logits)
+        let Rows {
+            rows,
+            logits,
+            draws,
+            cache,
+        } = *self;
+        match draws {
+            false => network.paged_graph(rows, cache, logits),
+            true => network.paged_sampling_graph(rows, cache, logits),
+        }
+    }
+}
+
+impl Rows {
+    /// Whether there are logits of every row, so that they need not be asked for.
+    pub(super) fn has_all_logits(&self) -> bool {
+        self.logits == self.rows
     }
 }
 
@@ -75,6 +94,9 @@ pub(super) struct Inputs {
     pub(super) table: Vec<u32>,
     /// Rows whose logits are asked for.
     pub(super) chosen: Vec<u32>,
+    /// What the device draws tokens with: of each row that there are logits of.
+    pub(super) temperatures: Vec<f32>,
+    pub(super) seeds: Vec<u32>,
 }
 
 impl Inputs {
@@ -86,6 +108,8 @@ impl Inputs {
             slots: Vec::with_capacity(shape.rows),
             table: Vec::with_capacity(shape.rows * shape.cache.table_len),
             chosen: Vec::with_capacity(shape.logits),
+            temperatures: vec![0.0; shape.logits],
+            seeds: vec![0; 2 * shape.logits],
         }
     }
 
@@ -102,7 +126,20 @@ impl Inputs {
             self.table.resize(start + self.shape.cache.table_len, 0);
         }
         let end = self.tokens.len();
-        self.chosen.extend((end - part.logits()..end).map(|row| row as u32));
+        let rows = end - part.logits()..end;
+        if let Some(temperature) = sequence.device_temperature() {
+            let first = match self.shape.has_all_logits() {
+                true => rows.start,
+                false => self.chosen.len(),
+            };
+            let to = self.temperatures[first..].iter_mut();
+            let seeds = self.seeds[2 * first..].as_chunks_mut().0;
+            for ((to, of_row), seeds) in to.zip(seeds).zip(sequence.seeds()).take(rows.len()) {
+                *to = temperature;
+                *of_row = seeds;
+            }
+        }
+        self.chosen.extend(rows.map(|row| row as u32));
     }
 
     /// Adds rows that stand for nothing.
@@ -119,7 +156,7 @@ impl Inputs {
 
 /// The steps that an engine makes: some of few tokens, so that few sequences are not slower than they have to be, and the
 /// largest.
-pub(super) fn shapes(options: &EngineOptions, cache: PagedCache) -> Vec<Rows> {
+pub(super) fn shapes(options: &EngineOptions, cache: PagedCache, draws: bool) -> Vec<Rows> {
     // A step has the logits of each sequence's draft tokens, too.
     let most = options.step_tokens;
     let asked = options.sequences.saturating_mul(1 + options.draft_tokens).min(most);
@@ -130,6 +167,7 @@ pub(super) fn shapes(options: &EngineOptions, cache: PagedCache) -> Vec<Rows> {
     let shape = |rows: usize| Rows {
         rows,
         logits: rows.min(asked),
+        draws,
         cache,
     };
     rows.into_iter().map(shape).collect()

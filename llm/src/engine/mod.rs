@@ -20,8 +20,8 @@ use std::sync::Arc;
 use meganeura_core::backend::Device;
 use meganeura_core::config::Config;
 use meganeura_core::plan::MemoryForecast;
-use meganeura_core::{Error, Result, select};
-use meganeura_nn::models::{BLOCK_TABLE, LOGITS_ROW, POSITIONS, PagedCache, SLOTS, TOKENS};
+use meganeura_core::{Error, Result, Session, select};
+use meganeura_nn::models::{BLOCK_TABLE, LOGITS_ROW, POSITIONS, PagedCache, SEEDS, SLOTS, TEMPERATURES, TOKENS};
 use rayon::prelude::*;
 
 use crate::adapters::Adapters;
@@ -33,7 +33,7 @@ use blocks::BlockPool;
 use inputs::{BLOCK_ROWS, Inputs, Part, Rows, shapes};
 pub use options::EngineOptions;
 pub use sequence::Chosen;
-use sequence::{Choice, Sequence};
+use sequence::{Choice, Row, Sequence};
 
 /// What decides which tokens may come next, such as a grammar.
 pub trait Constraint: Send {
@@ -118,6 +118,14 @@ pub struct EngineCounts {
     pub blocks: usize,
 }
 
+/// What a step gives for the rows that are asked for.
+struct Outputs {
+    /// Their logits, `[rows, vocab]`; empty if the device has drawn all tokens.
+    logits: Vec<f32>,
+    /// The tokens that the device has drawn with their logits, `[rows, 2]`; empty if it draws none.
+    drawn: Vec<f32>,
+}
+
 /// A language model that goes on with many sequences.
 pub struct Engine {
     config: ModelConfig,
@@ -189,7 +197,8 @@ impl Engine {
             block_rows: BLOCK_ROWS,
             table_len,
         };
-        let shapes = shapes(&options, cache);
+        let unified = plans.device().capabilities().unified_memory;
+        let shapes = shapes(&options, cache, options.device_sampling.unwrap_or(!unified));
         let mut session = plans.session(&config.network, &shapes)?;
         checkpoint.load_into(&mut session.session)?;
         Ok(Engine {
@@ -280,9 +289,9 @@ impl Engine {
         if parts.is_empty() {
             return Ok(Vec::new());
         }
-        let mut logits = self.run(&parts)?;
+        let mut outputs = self.run(&parts)?;
         self.counts.steps += 1;
-        let chosen = self.choose(&parts, &mut logits);
+        let chosen = self.choose(&parts, &mut outputs);
         let mut events = Vec::new();
         let mut ended = Vec::new();
         for (part, chosen) in parts.iter().zip(chosen) {
@@ -426,8 +435,8 @@ impl Engine {
         part.rows -= left_out;
     }
 
-    /// Runs a step; returns the logits that parts ask for, one after the other.
-    fn run(&mut self, parts: &[Part]) -> Result<Vec<f32>> {
+    /// Runs a step; returns what is needed of the rows that parts ask for.
+    fn run(&mut self, parts: &[Part]) -> Result<Outputs> {
         let rows: usize = parts.iter().map(|part| part.rows).sum();
         let asked: usize = parts.iter().map(Part::logits).sum();
         let fits = |rows_of: &Rows| rows_of.rows >= rows && rows_of.logits >= asked;
@@ -438,9 +447,11 @@ impl Engine {
         };
         let shape = step.shape;
         let mut inputs = Inputs::new(shape);
+        let mut needs_logits = false;
         for part in parts {
             let sequence = &self.running[part.sequence];
             inputs.add(sequence, part);
+            needs_logits |= part.is_read && !(shape.draws && sequence.device_temperature().is_some());
         }
         let chosen = inputs.chosen.clone();
         inputs.fill();
@@ -448,46 +459,76 @@ impl Engine {
         session.try_set_input_u32(&step.input(POSITIONS), &inputs.positions)?;
         session.try_set_input_u32(&step.input(SLOTS), &inputs.slots)?;
         session.try_set_input_u32(&step.input(BLOCK_TABLE), &inputs.table)?;
-        let all = shape.logits == shape.rows;
-        if !all {
+        if !shape.has_all_logits() {
             session.try_set_input_u32(&step.input(LOGITS_ROW), &inputs.chosen)?;
         }
-        step.run(session)?;
-        let vocab = self.config.network.vocab;
-        let read = match all {
-            true => chosen.last().map_or(0, |&row| row as usize + 1),
-            false => chosen.len(),
-        };
-        let mut logits = step.read(session, read * vocab)?;
-        if all {
-            for (to, &row) in chosen.iter().enumerate() {
-                let from = row as usize * vocab;
-                logits.copy_within(from..from + vocab, to * vocab);
-            }
-            logits.truncate(chosen.len() * vocab);
+        if shape.draws {
+            session.try_set_input(&step.input(TEMPERATURES), &inputs.temperatures)?;
+            session.try_set_input_u32(&step.input(SEEDS), &inputs.seeds)?;
         }
-        Ok(logits)
+        step.run(session)?;
+        let places: Vec<usize> = match shape.has_all_logits() {
+            true => chosen.iter().map(|&row| row as usize).collect(),
+            false => (0..chosen.len()).collect(),
+        };
+        // All up to the last one, as they are read at once.
+        let read = places.last().map_or(0, |&row| row + 1);
+        let rows_of = |width: usize, numbers: Vec<f32>| -> Vec<f32> {
+            let rows = places.iter();
+            rows.flat_map(|&row| &numbers[row * width..(row + 1) * width])
+                .copied()
+                .collect()
+        };
+        let vocab = self.config.network.vocab;
+        let read_rows = |session: &mut Session, output: usize, width: usize| -> Result<Vec<f32>> {
+            let numbers = step.read(session, output, read * width)?;
+            Ok(match read == places.len() {
+                true => numbers,
+                false => rows_of(width, numbers),
+            })
+        };
+        let logits = match needs_logits {
+            true => read_rows(session, 0, vocab)?,
+            false => Vec::new(),
+        };
+        let drawn = match shape.draws {
+            true => read_rows(session, 1, 2)?,
+            false => Vec::new(),
+        };
+        Ok(Outputs { logits, drawn })
     }
 
-    /// Chooses the next tokens of the sequences that a step has read, side by side: with a large vocabulary and a small model that takes
-    /// longer than the step.
-    fn choose(&mut self, parts: &[Part], logits: &mut [f32]) -> Vec<Vec<Result<Choice>>> {
-        let mut rows = logits.chunks_exact_mut(self.config.network.vocab);
+    /// Chooses the next tokens of the sequences that a step has read, where the device has not drawn them; side by side: with a large
+    /// vocabulary and a small model that takes longer than the step.
+    fn choose(&mut self, parts: &[Part], outputs: &mut Outputs) -> Vec<Vec<Result<Choice>>> {
+        let draws = !outputs.drawn.is_empty();
+        let mut rows = outputs.logits.chunks_exact_mut(self.config.network.vocab);
+        let mut drawn = outputs.drawn.as_chunks().0.iter();
         // Parts are in the order of the sequences.
         let mut parts = parts.iter().peekable();
         let mut work = Vec::with_capacity(parts.len());
+        let mut on_host = 0;
         for (place, sequence) in self.running.iter_mut().enumerate() {
             if let Some(part) = parts.next_if(|part| part.sequence == place) {
                 if sequence.due() > 1 {
                     self.counts.prompt_tokens += (part.rows - part.draft.len()) as u64;
                 }
-                let of_part: Vec<&mut [f32]> = rows.by_ref().take(part.logits()).collect();
+                let is_drawn = draws && sequence.device_temperature().is_some();
+                on_host += usize::from(part.is_read && !is_drawn);
+                let of_part = (0..part.logits()).filter_map(|_| {
+                    let (logits, drawn) = (rows.next(), drawn.next());
+                    match (is_drawn, drawn) {
+                        (true, Some(&[token, logit])) => Some(Row::Drawn(token as u32, logit)),
+                        _ => logits.map(Row::Logits),
+                    }
+                });
+                let of_part: Vec<Row> = of_part.collect();
                 work.push((sequence, part, of_part));
             }
         }
-        let choose = |(sequence, part, rows): (&mut Sequence, &Part, Vec<&mut [f32]>)| sequence.choose_all(part, rows);
-        match work.len() {
-            1 => work.into_iter().map(choose).collect(),
+        let choose = |(sequence, part, rows): (&mut Sequence, &Part, Vec<Row>)| sequence.choose_all(part, rows);
+        match on_host {
+            0 | 1 => work.into_iter().map(choose).collect(),
             _ => work.into_par_iter().map(choose).collect(),
         }
     }

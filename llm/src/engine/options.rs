@@ -24,6 +24,10 @@ pub struct EngineOptions {
     pub draft_tokens: usize,
     /// Whether equal beginnings of sequences are computed once.
     pub prefix_cache: bool,
+    /// Whether the device draws tokens for sequences without `top_k`, `top_p`, `min_p`, penalties, constraints and logarithms of
+    /// probabilities, so that their logits need not be read; `None` if the device has memory of its own. A seed gives other texts
+    /// then than where the host draws.
+    pub device_sampling: Option<bool>,
     /// Folder that keeps plans from one start to the next.
     pub plans: Option<PathBuf>,
     /// Folder of adapters that are merged into the weights.
@@ -43,6 +47,7 @@ impl Default for EngineOptions {
             step_tokens: 64,
             draft_tokens: 0,
             prefix_cache: true,
+            device_sampling: None,
             plans: None,
             adapters: None,
             weights: None,

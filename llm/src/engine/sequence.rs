@@ -37,6 +37,14 @@ pub struct Chosen {
     pub logprobs: Option<(f32, Vec<(u32, f32)>)>,
 }
 
+/// What the next token is chosen by.
+pub(super) enum Row<'a> {
+    /// Its logits, which are changed.
+    Logits(&'a mut [f32]),
+    /// The device has drawn it; with its logit.
+    Drawn(u32, f32),
+}
+
 /// The token that was chosen, and whether the sequence ends with it, or instead of it.
 pub(super) type Choice = (Option<Chosen>, Option<Finish>);
 
@@ -69,6 +77,17 @@ impl Sequence {
     /// Whether draft tokens may be checked: they are of no use where a grammar decides.
     pub(super) fn may_draft(&self) -> bool {
         self.constraint.is_none()
+    }
+
+    /// The temperature to draw tokens with, if nothing but their logits counts, so that a device can draw them.
+    pub(super) fn device_temperature(&self) -> Option<f32> {
+        let is_plain = self.constraint.is_none() && self.top_logprobs.is_none();
+        self.sampler.plain_temperature().filter(|_| is_plain)
+    }
+
+    /// Seeds for the next tokens that a device draws.
+    pub(super) fn seeds(&self) -> impl Iterator<Item = [u32; 2]> + use<> {
+        self.sampler.seeds()
     }
 
     /// Takes the blocks that somebody else has computed already. The last token is computed in any case, for its logits.
@@ -107,12 +126,12 @@ impl Sequence {
         self.computed = 0;
     }
 
-    /// Chooses the next token by the logits of the last token, and further ones by those of draft tokens, as long as these are right:
-    /// the logits behind a draft token are those of the next one then.
-    pub(super) fn choose_all(&mut self, part: &Part, logits: Vec<&mut [f32]>) -> Vec<Result<Choice>> {
+    /// Chooses the next token by the row of the last token, and further ones by those of draft tokens, as long as these are right:
+    /// the row behind a draft token is that of the next one then.
+    pub(super) fn choose_all(&mut self, part: &Part, rows: Vec<Row>) -> Vec<Result<Choice>> {
         let mut all = Vec::with_capacity(1);
-        for (number, logits) in logits.into_iter().enumerate() {
-            let choice = self.choose(logits);
+        for (number, row) in rows.into_iter().enumerate() {
+            let choice = self.choose(row);
             let goes_on = match &choice {
                 Ok((Some(chosen), None)) => part.draft.get(number) == Some(&chosen.token),
                 _ => false,
@@ -125,14 +144,19 @@ impl Sequence {
         all
     }
 
-    /// Chooses the next token by its logits, which are changed; and whether the sequence ends with it, or instead of it.
-    fn choose(&mut self, logits: &mut [f32]) -> Result<Choice> {
-        // With the logits themselves, as those that are chosen from are changed.
-        let logprobs = self.top_logprobs.map(|top| (logits.to_vec(), logprobs(logits, top)));
-        if let Some(constraint) = &mut self.constraint {
-            constraint.mask(logits)?;
-        }
-        let token = self.sampler.choose(logits, &self.tokens)?;
+    /// Chooses the next token; and whether the sequence ends with it, or instead of it.
+    fn choose(&mut self, row: Row) -> Result<Choice> {
+        let (token, logprobs) = match row {
+            Row::Drawn(token, logit) => (self.sampler.take_drawn(token, logit)?, None),
+            Row::Logits(logits) => {
+                // With the logits themselves, as those that are chosen from are changed.
+                let logprobs = self.top_logprobs.map(|top| (logits.to_vec(), logprobs(logits, top)));
+                if let Some(constraint) = &mut self.constraint {
+                    constraint.mask(logits)?;
+                }
+                (self.sampler.choose(logits, &self.tokens)?, logprobs)
+            }
+        };
         if self.stop.contains(&token) {
             return Ok((None, Some(Finish::Stop)));
         }

@@ -352,7 +352,7 @@ impl Generator {
     /// The first logits of the latest step.
     fn output(&mut self, len: usize) -> Result<Vec<f32>> {
         match &mut self.active {
-            Some(Joined { session, steps }) => steps[self.latest].read(session, len),
+            Some(Joined { session, steps }) => steps[self.latest].read(session, 0, len),
             None => Ok(Vec::new()),
         }
     }

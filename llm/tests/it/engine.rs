@@ -227,6 +227,104 @@ fn draft_tokens_change_nothing_but_the_number_of_steps() {
 }
 
 #[test]
+fn tokens_that_the_device_draws_are_those_of_the_host_where_nothing_is_random() {
+    // Two thirds of these sequences are not drawn for, as they ask for more than a temperature.
+    let wanted = [alone("llama"), alone("llama")].concat();
+    for draft_tokens in [0, 3] {
+        let options = EngineOptions {
+            device_sampling: Some(true),
+            sequences: 5,
+            step_tokens: 32,
+            draft_tokens,
+            ..EngineOptions::default()
+        };
+        assert_eq!(together("llama", options).0, wanted, "{draft_tokens} draft tokens");
+    }
+}
+
+#[test]
+fn tokens_that_the_device_draws_depend_on_the_seed_alone() {
+    let model = "qwen3";
+    let drawn = |sequences, draft_tokens, cache_tokens| {
+        let options = EngineOptions {
+            device_sampling: Some(true),
+            sequences,
+            step_tokens: 32,
+            context: Some(96),
+            draft_tokens,
+            cache_tokens,
+            ..EngineOptions::default()
+        };
+        let mut engine = engine(model, options);
+        let prompts = prompts(model);
+        let submitted = prompts.iter().zip(0..).map(|(prompt, seed)| {
+            let mut request = request(prompt, COUNT);
+            request.sampling = Sampling {
+                temperature: 0.3,
+                seed,
+                ..Sampling::default()
+            };
+            engine.submit(request).expect("a sequence")
+        });
+        let submitted: Vec<SequenceId> = submitted.collect();
+        let mut outcomes = finish(&mut engine);
+        let tokens = |id: &SequenceId| outcomes.remove(id).expect("an outcome").tokens;
+        (submitted.iter().map(tokens).collect::<Vec<_>>(), engine.counts())
+    };
+    let (wanted, _) = drawn(1, 0, None);
+    assert!(wanted.iter().all(|tokens| tokens.len() == COUNT));
+    assert_eq!(drawn(8, 0, None).0, wanted);
+    let (found, counts) = drawn(4, 4, None);
+    assert!(found == wanted && counts.drafted_tokens > 0, "{counts:?}");
+    let (found, counts) = drawn(8, 0, Some(96));
+    assert!(found == wanted && counts.preemptions > 0, "{counts:?}");
+}
+
+#[test]
+fn the_device_draws_tokens_with_their_probabilities() {
+    const DRAWS: u64 = 4000;
+    let prompt = ids(&expected("llama")["prompt_ids"]);
+    let logits = generator("llama", 8).prompt_logits(&prompt).expect("logits");
+    let last = &logits[logits.len() - 320..];
+    let temperature = 0.7;
+    let weights: Vec<f64> = last.iter().map(|&x| (f64::from(x) / temperature).exp()).collect();
+    let sum: f64 = weights.iter().sum();
+    let options = EngineOptions {
+        device_sampling: Some(true),
+        sequences: 32,
+        ..EngineOptions::default()
+    };
+    let mut engine = engine("llama", options);
+    for seed in 0..DRAWS {
+        let mut request = request(&prompt, 1);
+        request.sampling = Sampling {
+            temperature: temperature as f32,
+            seed,
+            ..Sampling::default()
+        };
+        engine.submit(request).expect("a sequence");
+    }
+    let mut counts = vec![0u32; 320];
+    for outcome in finish(&mut engine).into_values() {
+        counts[outcome.tokens[0] as usize] += 1;
+    }
+    // Pearson's statistic, of all rare tokens as one: its mean is one less than the number of terms, and its variance twice that.
+    let of_token = |count: u32, weight: f64| (f64::from(count), DRAWS as f64 * weight / sum);
+    let pairs = counts.iter().zip(&weights).map(|(&count, &weight)| of_token(count, weight));
+    let (common, rare): (Vec<_>, Vec<_>) = pairs.partition(|&(_, expected)| expected >= 5.0);
+    let rare = rare.iter().fold((0.0, 0.0), |sum, rare| (sum.0 + rare.0, sum.1 + rare.1));
+    let terms = common.iter().chain([&rare]);
+    let statistic: f64 = terms
+        .map(|(count, expected)| (count - expected).powi(2) / expected)
+        .sum();
+    let mean = common.len() as f64;
+    assert!(
+        mean > 50.0 && (statistic - mean).abs() < 4.0 * (2.0 * mean).sqrt(),
+        "{statistic} of {mean}"
+    );
+}
+
+#[test]
 fn sequences_end_where_they_are_told_to() {
     let expected = expected("llama");
     let (prompt, text) = (ids(&expected["prompt_ids"]), ids(&expected["continuation"]));

@@ -1,6 +1,6 @@
 //! Graphs that a language model generates text with.
 
-use meganeura_core::{Graph, NodeId};
+use meganeura_core::{DType, Graph, NodeId};
 
 use super::{LlamaConfig, TOKENS};
 use crate::layers::PagedRows;
@@ -16,6 +16,10 @@ pub const POSITIONS: &str = "positions";
 pub const SLOTS: &str = "slots";
 /// Name of the input that holds the blocks of each token's sequence.
 pub const BLOCK_TABLE: &str = "block_table";
+/// Name of the input that holds the temperature of each row that a token is drawn for.
+pub const TEMPERATURES: &str = "temperatures";
+/// Name of the input that holds the seeds of each row that a token is drawn for.
+pub const SEEDS: &str = "seeds";
 
 /// Sizes of the caches of a [`LlamaConfig::paged_graph`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -98,22 +102,57 @@ impl LlamaConfig {
     #[track_caller]
     pub fn paged_graph(&self, rows: usize, cache: PagedCache, logits: usize) -> Graph {
         let mut g = Graph::new();
+        let logits = self.paged_logits(&mut g, rows, cache, logits);
+        g.set_outputs(vec![logits]);
+        g
+    }
+
+    /// A [`LlamaConfig::paged_graph`] that draws tokens as well, so that a host need not read the logits.
+    ///
+    /// Further inputs: [`TEMPERATURES`], `f32 [logits]`, and [`SEEDS`], `u32 [logits, 2]`, as [`Graph::categorical`] has them.
+    /// Outputs: the logits, then for each of their rows the token that was drawn and its logit, `f32 [logits, 2]`; the logit is
+    /// no finite number where nothing can be drawn.
+    #[track_caller]
+    pub fn paged_sampling_graph(&self, rows: usize, cache: PagedCache, logits: usize) -> Graph {
+        let mut g = Graph::new();
+        let [count, vocab] = [logits, self.vocab];
+        let logits = self.paged_logits(&mut g, rows, cache, count);
+        let temperatures = g.input(TEMPERATURES, &[count]);
+        let seeds = g.input_u32(SEEDS, &[count, 2]);
+        if !g.errors().is_empty() {
+            // Of sizes that may be no tensor's.
+            return g;
+        }
+        let tokens = g.categorical(logits, temperatures, seeds);
+        // The logit of a row's token, among all logits.
+        let starts = (0..count).map(|row| (row * vocab) as u32).collect();
+        let starts = g.constant_u32(starts, &[count]);
+        let flat = g.reshape(logits, &[count * vocab]);
+        let places = g.add(tokens, starts);
+        let chosen = g.gather(flat, places);
+        let tokens = g.cast(tokens, DType::F32);
+        let columns = [tokens, chosen].map(|column| g.reshape(column, &[count, 1]));
+        let drawn = g.concat(&columns, 1);
+        g.set_outputs(vec![logits, drawn]);
+        g
+    }
+
+    #[track_caller]
+    fn paged_logits(&self, g: &mut Graph, rows: usize, cache: PagedCache, logits: usize) -> NodeId {
         let tokens = g.input_u32(TOKENS, &[rows]);
         let at = PagedRows {
             positions: g.input_u32(POSITIONS, &[rows]),
             slots: g.input_u32(SLOTS, &[rows]),
             block_table: g.input_u32(BLOCK_TABLE, &[rows, cache.table_len]),
         };
-        let model = self.build(&mut g, "");
-        let caches = self.caches(&mut g, &[cache.blocks, cache.block_rows, self.kv_width()]);
-        let mut x = model.forward_paged(&mut g, tokens, &caches, at);
+        let model = self.build(g, "");
+        let caches = self.caches(g, &[cache.blocks, cache.block_rows, self.kv_width()]);
+        let mut x = model.forward_paged(g, tokens, &caches, at);
         if logits < rows {
             let chosen = g.input_u32(LOGITS_ROW, &[logits]);
             x = g.gather(x, chosen);
         }
-        let logits = model.logits(&mut g, x);
-        g.set_outputs(vec![logits]);
-        g
+        model.logits(g, x)
     }
 
     /// The caches of all layers, which are not trained.
