@@ -92,6 +92,13 @@ impl<S: StepShape> Plans<S> {
         }
     }
 
+    pub(crate) fn with_rewrite(device: Arc<dyn Device>, folder: Option<PathBuf>, rewrite: RewriteConfig) -> Self {
+        Plans {
+            rewrite,
+            ..Plans::new(device, folder)
+        }
+    }
+
     pub(crate) fn device(&self) -> &dyn Device {
         &*self.device
     }

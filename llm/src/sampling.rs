@@ -177,12 +177,18 @@ impl Sampler {
     }
 
     /// Seeds for the tokens that a device draws next, of any number; [`Sampler::take_drawn`] goes on by one.
-    pub(crate) fn seeds(&self) -> impl Iterator<Item = [u32; 2]> + use<> {
-        let mut rng = self.rng.clone();
-        std::iter::repeat_with(move || {
-            let word = rng.next_u64();
-            [word as u32, (word >> 32) as u32]
-        })
+    pub(crate) fn seeds(&self) -> Seeds {
+        Seeds(self.rng.clone())
+    }
+
+    /// One that will choose the same tokens.
+    pub(crate) fn fork(&self) -> Self {
+        Sampler {
+            options: self.options,
+            rng: self.rng.clone(),
+            candidates: Vec::new(),
+            sorted: 0,
+        }
     }
 
     /// Takes a token that a device drew with the next seed, and that has this logit.
@@ -191,7 +197,11 @@ impl Sampler {
     /// As [`Sampler::choose`].
     pub(crate) fn take_drawn(&mut self, token: u32, logit: f32) -> Result<u32> {
         self.rng.next_u64();
-        if logit.is_finite() { Ok(token) } else { Err(not_numbers()) }
+        if logit.is_finite() {
+            Ok(token)
+        } else {
+            Err(not_numbers())
+        }
     }
 
     fn penalise(&self, logits: &mut [f32], tokens: &[u32]) {
@@ -273,6 +283,19 @@ impl Sampler {
         }
         // Rounding may leave a rest.
         self.candidates.last().map_or(0, |c| c.0)
+    }
+}
+
+/// The random words of tokens that a device draws, two for each.
+#[derive(Clone, Debug)]
+pub(crate) struct Seeds(SplitMix64);
+
+impl Iterator for Seeds {
+    type Item = [u32; 2];
+
+    fn next(&mut self) -> Option<[u32; 2]> {
+        let word = self.0.next_u64();
+        Some([word as u32, (word >> 32) as u32])
     }
 }
 

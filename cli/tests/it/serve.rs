@@ -77,11 +77,46 @@ fn a_server_answers_until_it_is_told_to_end() {
 }
 
 #[test]
+fn a_draft_model_guesses_and_the_text_is_the_same() {
+    let body = r#"{"prompt": "Alice", "max_tokens": 24, "temperature": 0}"#;
+    let request = format!(
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let text = |answer: &str| {
+        let start = answer.find("\"text\":").expect("a text");
+        answer[start..].split("\"usage\"").next().map(str::to_owned)
+    };
+    let (_plain, address) = start(&[]);
+    let plain = text(&ask(&address, &request));
+    let draft = model();
+    let (_drafted, address) = start(&["--draft-model", draft.to_str().expect("a path")]);
+    assert_eq!(text(&ask(&address, &request)), plain);
+    let metrics = ask(
+        &address,
+        "GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+    );
+    let count = |name: &str| {
+        let mut lines = metrics.lines();
+        let line = lines.find(|line| line.starts_with(name));
+        let number = line.and_then(|line| line.split(' ').next_back()).expect("a metric");
+        number.parse::<f64>().expect("a number")
+    };
+    // The model guesses itself, so every guess is right.
+    assert!(count("meganeura_drafted_tokens") > 10.0, "{metrics}");
+    assert_eq!(count("meganeura_drafted_tokens"), count("meganeura_accepted_tokens"));
+}
+
+#[test]
 fn what_cannot_be_served_is_an_error() {
+    let draft = model();
+    let draft = draft.to_str().expect("a path");
     for (args, said) in [
         (&["--host", "0.0.0.0"][..], "--no-auth"),
         (&["--context", "1000"], "1000 tokens"),
         (&["--sequences", "0"], "no sequences"),
+        (&["--draft-tokens", "0", "--draft-model", draft], "no draft tokens"),
+        (&["--draft-model", "nowhere/at/all"], "nowhere"),
         (&["--device", "nothing"], "nothing"),
     ] {
         let mut command = match args {

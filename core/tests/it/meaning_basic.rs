@@ -226,3 +226,44 @@ fn moments_of_small_samples() {
     assert_eq!(found[2], [1.25f64.sqrt(), 0.0]);
     assert_eq!(g.shape(unbiased), [2, 1]);
 }
+
+#[test]
+fn categories_are_drawn_with_their_probabilities() {
+    const ROWS: usize = 20_000;
+    let probabilities = [0.15, 0.5, 0.05, 0.3];
+    let mut g = Graph::new();
+    let logits = g.input("logits", &[ROWS, 4]);
+    let temperature = g.input("temperature", &[ROWS]);
+    let seeds = g.input_u32("seeds", &[ROWS, 2]);
+    let drawn = g.categorical(logits, temperature, seeds).into();
+    let row = probabilities.map(|p: f64| p.ln());
+    let draw = |g: &mut Graph, temperature: f64, seed: &dyn Fn(usize) -> [f64; 2]| -> [f64; 4] {
+        let seeds: Vec<f64> = (0..ROWS).flat_map(seed).collect();
+        let list: [(&str, &[f64]); 3] = [
+            ("logits", &row.repeat(ROWS)),
+            ("temperature", &vec![temperature; ROWS]),
+            ("seeds", &seeds),
+        ];
+        let mut counts = [0.0; 4];
+        for &category in &values(g, &[drawn], &list)[0] {
+            counts[category as usize] += 1.0 / ROWS as f64;
+        }
+        counts
+    };
+    // Whichever of the two words differs.
+    for seed in [|i: usize| [i as f64, 7.0], |i: usize| [7.0, i as f64]] {
+        for (found, expected) in draw(&mut g, 1.0, &seed).into_iter().zip(probabilities) {
+            assert!((found - expected).abs() < 0.015, "{found}, not {expected}");
+        }
+        // Half the temperature squares them.
+        let squares = probabilities.map(|p| p * p);
+        let sum: f64 = squares.iter().sum();
+        for (found, expected) in draw(&mut g, 0.5, &seed).into_iter().zip(squares) {
+            assert!((found - expected / sum).abs() < 0.015, "{found}, not {expected}");
+        }
+    }
+    let greedy = draw(&mut g, 0.0, &|i| [i as f64, 0.0]);
+    assert!(greedy[1] > 0.999, "{greedy:?}");
+    let same = draw(&mut g, 1.0, &|_| [3.0, 4.0]);
+    assert!(same.iter().any(|&p| p > 0.999), "{same:?}");
+}

@@ -5,8 +5,8 @@ use meganeura_nn::models::{LlamaConfig, PagedCache};
 
 use super::SequenceId;
 use super::options::EngineOptions;
-use super::sequence::Sequence;
 use crate::plans::{StepShape, decoding_file};
+use crate::sampling::Seeds;
 
 /// Rows of a block.
 pub(super) const BLOCK_ROWS: usize = 16;
@@ -68,8 +68,11 @@ pub(super) struct Part {
     pub(super) id: SequenceId,
     /// Its place among those that run.
     pub(super) sequence: usize,
+    /// Its own tokens, behind those that are computed.
     pub(super) rows: usize,
-    /// The last of the rows, if they are no tokens of the sequence yet.
+    /// Most draft tokens behind them.
+    pub(super) room: usize,
+    /// Tokens behind those that the sequence has, to be checked.
     pub(super) draft: Vec<u32>,
     /// Whether the last token of the sequence is among the rows, so that there is a next one to choose.
     pub(super) is_read: bool,
@@ -82,6 +85,26 @@ impl Part {
             true => 1 + self.draft.len(),
             false => 0,
         }
+    }
+}
+
+/// Neighbouring tokens of one sequence, as a model reads them.
+pub(super) struct Span<'a> {
+    /// Position of the first one.
+    pub(super) start: usize,
+    /// Tokens, those of the sequence and then draft tokens.
+    pub(super) tokens: [&'a [u32]; 2],
+    /// Blocks of the sequence.
+    pub(super) blocks: &'a [usize],
+    /// How many of the last ones are asked for.
+    pub(super) asked: usize,
+    /// What the device draws tokens with for these, if it does.
+    pub(super) draws: Option<(f32, Seeds)>,
+}
+
+impl Span<'_> {
+    pub(super) fn len(&self) -> usize {
+        self.tokens.iter().map(|tokens| tokens.len()).sum()
     }
 }
 
@@ -113,30 +136,28 @@ impl Inputs {
         }
     }
 
-    pub(super) fn add(&mut self, sequence: &Sequence, part: &Part) {
-        let own = part.rows - part.draft.len();
-        let tokens = &sequence.tokens[sequence.computed..sequence.computed + own];
-        for (position, &token) in (sequence.computed..).zip(tokens.iter().chain(&part.draft)) {
+    pub(super) fn add(&mut self, span: &Span) {
+        let [own, draft] = span.tokens;
+        for (position, &token) in (span.start..).zip(own.iter().chain(draft)) {
             self.tokens.push(token);
             self.positions.push(position as u32);
-            let block = sequence.blocks[position / BLOCK_ROWS];
+            let block = span.blocks[position / BLOCK_ROWS];
             self.slots.push((block * BLOCK_ROWS + position % BLOCK_ROWS) as u32);
             let start = self.table.len();
-            self.table.extend(sequence.blocks.iter().map(|&block| block as u32));
+            self.table.extend(span.blocks.iter().map(|&block| block as u32));
             self.table.resize(start + self.shape.cache.table_len, 0);
         }
         let end = self.tokens.len();
-        let rows = end - part.logits()..end;
-        if let Some(temperature) = sequence.device_temperature() {
+        let rows = end - span.asked..end;
+        if let Some((temperature, seeds)) = &span.draws {
             let first = match self.shape.has_all_logits() {
                 true => rows.start,
                 false => self.chosen.len(),
             };
             let to = self.temperatures[first..].iter_mut();
-            let seeds = self.seeds[2 * first..].as_chunks_mut().0;
-            for ((to, of_row), seeds) in to.zip(seeds).zip(sequence.seeds()).take(rows.len()) {
-                *to = temperature;
-                *of_row = seeds;
+            let to = to.zip(self.seeds[2 * first..].as_chunks_mut().0);
+            for ((to, of_row), seeds) in to.zip(seeds.clone()).take(rows.len()) {
+                (*to, *of_row) = (*temperature, seeds);
             }
         }
         self.chosen.extend(rows.map(|row| row as u32));
@@ -154,12 +175,12 @@ impl Inputs {
     }
 }
 
-/// The steps that an engine makes: some of few tokens, so that few sequences are not slower than they have to be, and the
-/// largest.
-pub(super) fn shapes(options: &EngineOptions, cache: PagedCache, draws: bool) -> Vec<Rows> {
+/// The steps that a model makes with so many draft tokens of each sequence: some of few tokens, so that few sequences are not
+/// slower than they have to be, and the largest.
+pub(super) fn shapes(options: &EngineOptions, draft_tokens: usize, cache: PagedCache, draws: bool) -> Vec<Rows> {
     // A step has the logits of each sequence's draft tokens, too.
     let most = options.step_tokens;
-    let asked = options.sequences.saturating_mul(1 + options.draft_tokens).min(most);
+    let asked = options.sequences.saturating_mul(1 + draft_tokens).min(most);
     let powers = (0..).map(|power| 1usize << power).take_while(|&rows| rows < asked);
     let mut rows: Vec<usize> = powers.collect();
     rows.extend([asked, most]);

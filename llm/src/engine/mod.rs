@@ -8,8 +8,10 @@
 //! Nothing runs by itself: [`Engine::step`] makes one step, and says what came of it.
 
 mod blocks;
-mod draft;
+mod draft_model;
 mod inputs;
+mod model;
+mod ngrams;
 mod options;
 mod sequence;
 
@@ -20,18 +22,20 @@ use std::sync::Arc;
 use meganeura_core::backend::Device;
 use meganeura_core::config::Config;
 use meganeura_core::plan::MemoryForecast;
-use meganeura_core::{Error, Result, Session, select};
-use meganeura_nn::models::{BLOCK_TABLE, LOGITS_ROW, POSITIONS, PagedCache, SEEDS, SLOTS, TEMPERATURES, TOKENS};
+use meganeura_core::{Error, Result, select};
+use meganeura_nn::models::PagedCache;
 use rayon::prelude::*;
 
 use crate::adapters::Adapters;
 use crate::checkpoint::Checkpoint;
 use crate::config::ModelConfig;
-use crate::plans::{Joined, Plans};
+use crate::plans::Plans;
 use crate::sampling::Sampling;
 use blocks::BlockPool;
-use inputs::{BLOCK_ROWS, Inputs, Part, Rows, shapes};
-pub use options::EngineOptions;
+use draft_model::DraftModel;
+use inputs::{BLOCK_ROWS, Part, Rows, Span};
+use model::{Model, Outputs};
+pub use options::{DraftOptions, EngineOptions};
 pub use sequence::Chosen;
 use sequence::{Choice, Row, Sequence};
 
@@ -118,14 +122,6 @@ pub struct EngineCounts {
     pub blocks: usize,
 }
 
-/// What a step gives for the rows that are asked for.
-struct Outputs {
-    /// Their logits, `[rows, vocab]`; empty if the device has drawn all tokens.
-    logits: Vec<f32>,
-    /// The tokens that the device has drawn with their logits, `[rows, 2]`; empty if it draws none.
-    drawn: Vec<f32>,
-}
-
 /// A language model that goes on with many sequences.
 pub struct Engine {
     config: ModelConfig,
@@ -133,7 +129,8 @@ pub struct Engine {
     options: EngineOptions,
     /// Tokens of a sequence at most.
     context: usize,
-    session: Joined<Rows>,
+    model: Model,
+    draft_model: Option<DraftModel>,
     cache: PagedCache,
     pool: BlockPool,
     /// In the order in which they came.
@@ -144,7 +141,7 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Opens the checkpoint in a folder: `config.json` and safetensors files. Or a GGUF file.
+    /// Opens the checkpoint in a folder: `config.json` and safetensors files. Or a GGUF file. And the draft model of the options.
     ///
     /// # Errors
     /// What [`ModelConfig::open`] and [`Checkpoint::open`] find; a device that cannot be selected; what [`Engine::on`] finds.
@@ -157,12 +154,23 @@ impl Engine {
         let settings = Config::load()?;
         let selected = select::select(options.device.as_deref(), &settings)?;
         let device = selected.open(&settings)?;
-        let mut plans = Plans::new(device, options.plans.clone());
-        plans.rewrite = settings.rewrite;
-        Engine::with_plans(plans, selected.selector, config, &checkpoint, options)
+        let mut engine = Engine::with_plans(
+            Plans::with_rewrite(device.clone(), options.plans.clone(), settings.rewrite.clone()),
+            selected.selector,
+            config,
+            &checkpoint,
+            options,
+        )?;
+        if let Some(DraftOptions { model, plans }) = &engine.options.draft_model {
+            let plans = Plans::with_rewrite(device, plans.clone(), settings.rewrite);
+            let (config, checkpoint) = (ModelConfig::open(model)?, Checkpoint::open(model)?);
+            engine.add_draft_model(plans, config, &checkpoint)?;
+        }
+        Ok(engine)
     }
 
-    /// An engine on a device that is open already; the options' device is not looked at.
+    /// An engine on a device that is open already; the options' device, adapters and draft model are not looked at
+    /// ([`Engine::with_draft_model`]).
     ///
     /// # Errors
     /// Options that make no sense; weights of another model ([`Checkpoint::check_model`]); what building sessions and loading
@@ -178,8 +186,37 @@ impl Engine {
         Engine::with_plans(plans, name, config, checkpoint, options)
     }
 
+    /// With a smaller model of the same vocabulary, on an open device, that guesses the next [`EngineOptions::draft_tokens`] of
+    /// each sequence.
+    ///
+    /// # Errors
+    /// A model with another vocabulary, or with fewer positions than a sequence may have tokens; no draft tokens; sequences that run
+    /// already; what [`Engine::on`] finds.
+    pub fn with_draft_model(
+        mut self,
+        device: Arc<dyn Device>,
+        config: ModelConfig,
+        checkpoint: &Checkpoint,
+    ) -> Result<Self> {
+        self.add_draft_model(Plans::new(device, None), config, checkpoint)?;
+        Ok(self)
+    }
+
+    fn add_draft_model(&mut self, plans: Plans<Rows>, mut config: ModelConfig, checkpoint: &Checkpoint) -> Result<()> {
+        if !self.is_idle() {
+            return Err(Error::misuse(
+                "a draft model for sequences that run already",
+                "add it first",
+            ));
+        }
+        draft_model::check(&config, &self.config, self.context, &self.options)?;
+        config.network.weights = self.options.weights.unwrap_or_else(|| checkpoint.usual_storage());
+        self.draft_model = Some(DraftModel::new(plans, &config, checkpoint, &self.options, self.cache)?);
+        Ok(())
+    }
+
     fn with_plans(
-        mut plans: Plans<Rows>,
+        plans: Plans<Rows>,
         selector: String,
         mut config: ModelConfig,
         checkpoint: &Checkpoint,
@@ -188,7 +225,6 @@ impl Engine {
         config.network.weights = options.weights.unwrap_or_else(|| checkpoint.usual_storage());
         let context = options.context.unwrap_or(config.context);
         options.check(context, config.context)?;
-        checkpoint.check_model(&config.network)?;
         let table_len = context.div_ceil(BLOCK_ROWS);
         let usual = context.saturating_mul(options.sequences).div_ceil(2).max(context);
         let tokens = options.cache_tokens.unwrap_or(usual).max(context);
@@ -197,15 +233,13 @@ impl Engine {
             block_rows: BLOCK_ROWS,
             table_len,
         };
-        let unified = plans.device().capabilities().unified_memory;
-        let shapes = shapes(&options, cache, options.device_sampling.unwrap_or(!unified));
-        let mut session = plans.session(&config.network, &shapes)?;
-        checkpoint.load_into(&mut session.session)?;
+        let model = Model::new(plans, &config, checkpoint, &options, options.draft_tokens, cache)?;
         Ok(Engine {
             config,
             selector,
             context,
-            session,
+            model,
+            draft_model: None,
             cache,
             pool: BlockPool::new(cache.blocks),
             running: Vec::new(),
@@ -231,9 +265,9 @@ impl Engine {
         self.context
     }
 
-    /// The memory that the session takes, caches among the parameters.
+    /// The memory that the model's session takes, caches among the parameters.
     pub fn memory_forecast(&self) -> MemoryForecast {
-        self.session.session.plan().memory_forecast()
+        self.model.memory_forecast()
     }
 
     /// What was done, and what there is to do.
@@ -285,9 +319,12 @@ impl Engine {
     /// What the session finds; sequences are as before then.
     pub fn step(&mut self) -> Result<Vec<Event>> {
         self.admit();
-        let parts = self.schedule();
+        let mut parts = self.schedule();
         if parts.is_empty() {
             return Ok(Vec::new());
+        }
+        if let Some(draft_model) = &mut self.draft_model {
+            draft_model.draft(&mut self.running, &mut parts)?;
         }
         let mut outputs = self.run(&parts)?;
         self.counts.steps += 1;
@@ -353,12 +390,12 @@ impl Engine {
             if part.rows == 0 {
                 continue;
             }
-            let end = self.running[place].computed + part.rows - part.draft.len();
+            let end = self.running[place].computed + part.rows;
             if !self.make_room(id, end) {
                 continue;
             }
             self.make_room_for_draft(&mut part, end);
-            left -= part.rows;
+            left -= part.rows + part.room;
             parts.push(part);
         }
         // Places may have moved while blocks were given back.
@@ -377,22 +414,26 @@ impl Engine {
     fn part_of(&self, place: usize, most: usize) -> Part {
         let sequence = &self.running[place];
         let rows = sequence.due().min(most);
-        let mut draft = Vec::new();
         let is_read = rows == sequence.due();
+        let mut part = Part {
+            id: sequence.id,
+            sequence: place,
+            rows,
+            room: 0,
+            draft: Vec::new(),
+            is_read,
+        };
         // While prompts are read, these have the rest of the step.
         let nobody_reads = self.running.iter().all(|other| other.due() == 1);
         if is_read && nobody_reads && sequence.may_draft() {
             // Those that are right are chosen, and there is one more token then.
-            let room = self.options.draft_tokens.min(most - rows).min(sequence.left() - 1);
-            draft = draft::lookup(&sequence.tokens, room).to_vec();
+            part.room = self.options.draft_tokens.min(most - rows).min(sequence.left() - 1);
+            if self.draft_model.is_none() {
+                part.draft = ngrams::lookup(&sequence.tokens, part.room).to_vec();
+                part.room = part.draft.len();
+            }
         }
-        Part {
-            id: sequence.id,
-            sequence: place,
-            rows: rows + draft.len(),
-            draft,
-            is_read,
-        }
+        part
     }
 
     /// Sees to it that a sequence has blocks for so many tokens; the sequence that came last gives its own back where there
@@ -424,78 +465,30 @@ impl Engine {
         let Some(sequence) = self.running.iter_mut().find(|s| s.id == part.id) else {
             return;
         };
-        while sequence.blocks.len() * BLOCK_ROWS < end + part.draft.len()
+        while sequence.blocks.len() * BLOCK_ROWS < end + part.room
             && let Some(block) = self.pool.take()
         {
             sequence.blocks.push(block);
         }
-        let room = sequence.blocks.len() * BLOCK_ROWS - end;
-        let left_out = part.draft.len().saturating_sub(room);
-        part.draft.truncate(room);
-        part.rows -= left_out;
+        part.room = part.room.min(sequence.blocks.len() * BLOCK_ROWS - end);
+        part.draft.truncate(part.room);
     }
 
     /// Runs a step; returns what is needed of the rows that parts ask for.
     fn run(&mut self, parts: &[Part]) -> Result<Outputs> {
-        let rows: usize = parts.iter().map(|part| part.rows).sum();
-        let asked: usize = parts.iter().map(Part::logits).sum();
-        let fits = |rows_of: &Rows| rows_of.rows >= rows && rows_of.logits >= asked;
-        let Joined { session, steps } = &mut self.session;
-        let step = steps.iter().filter(|step| fits(&step.shape));
-        let Some(step) = step.min_by_key(|step| step.shape.rows) else {
-            return Err(Error::misuse(format!("no step reads {rows} tokens"), ""));
-        };
-        let shape = step.shape;
-        let mut inputs = Inputs::new(shape);
-        let mut needs_logits = false;
-        for part in parts {
+        let spans = parts.iter().map(|part| {
             let sequence = &self.running[part.sequence];
-            inputs.add(sequence, part);
-            needs_logits |= part.is_read && !(shape.draws && sequence.device_temperature().is_some());
-        }
-        let chosen = inputs.chosen.clone();
-        inputs.fill();
-        session.try_set_input_u32(&step.input(TOKENS), &inputs.tokens)?;
-        session.try_set_input_u32(&step.input(POSITIONS), &inputs.positions)?;
-        session.try_set_input_u32(&step.input(SLOTS), &inputs.slots)?;
-        session.try_set_input_u32(&step.input(BLOCK_TABLE), &inputs.table)?;
-        if !shape.has_all_logits() {
-            session.try_set_input_u32(&step.input(LOGITS_ROW), &inputs.chosen)?;
-        }
-        if shape.draws {
-            session.try_set_input(&step.input(TEMPERATURES), &inputs.temperatures)?;
-            session.try_set_input_u32(&step.input(SEEDS), &inputs.seeds)?;
-        }
-        step.run(session)?;
-        let places: Vec<usize> = match shape.has_all_logits() {
-            true => chosen.iter().map(|&row| row as usize).collect(),
-            false => (0..chosen.len()).collect(),
-        };
-        // All up to the last one, as they are read at once.
-        let read = places.last().map_or(0, |&row| row + 1);
-        let rows_of = |width: usize, numbers: Vec<f32>| -> Vec<f32> {
-            let rows = places.iter();
-            rows.flat_map(|&row| &numbers[row * width..(row + 1) * width])
-                .copied()
-                .collect()
-        };
-        let vocab = self.config.network.vocab;
-        let read_rows = |session: &mut Session, output: usize, width: usize| -> Result<Vec<f32>> {
-            let numbers = step.read(session, output, read * width)?;
-            Ok(match read == places.len() {
-                true => numbers,
-                false => rows_of(width, numbers),
-            })
-        };
-        let logits = match needs_logits {
-            true => read_rows(session, 0, vocab)?,
-            false => Vec::new(),
-        };
-        let drawn = match shape.draws {
-            true => read_rows(session, 1, 2)?,
-            false => Vec::new(),
-        };
-        Ok(Outputs { logits, drawn })
+            let start = sequence.computed;
+            Span {
+                start,
+                tokens: [&sequence.tokens[start..start + part.rows], &part.draft],
+                blocks: &sequence.blocks,
+                asked: part.logits(),
+                draws: sequence.device_draws(),
+            }
+        });
+        let spans: Vec<Span> = spans.collect();
+        self.model.run(&spans)
     }
 
     /// Chooses the next tokens of the sequences that a step has read, where the device has not drawn them; side by side: with a large
@@ -511,9 +504,9 @@ impl Engine {
         for (place, sequence) in self.running.iter_mut().enumerate() {
             if let Some(part) = parts.next_if(|part| part.sequence == place) {
                 if sequence.due() > 1 {
-                    self.counts.prompt_tokens += (part.rows - part.draft.len()) as u64;
+                    self.counts.prompt_tokens += part.rows as u64;
                 }
-                let is_drawn = draws && sequence.device_temperature().is_some();
+                let is_drawn = draws && sequence.device_draws().is_some();
                 on_host += usize::from(part.is_read && !is_drawn);
                 let of_part = (0..part.logits()).filter_map(|_| {
                     let (logits, drawn) = (rows.next(), drawn.next());
@@ -537,7 +530,7 @@ impl Engine {
     fn take(&mut self, part: &Part, chosen: Vec<Result<Choice>>, events: &mut Vec<Event>) -> bool {
         let sequence = &mut self.running[part.sequence];
         self.counts.drafted_tokens += part.draft.len() as u64;
-        let mut computed = sequence.computed + part.rows - part.draft.len();
+        let mut computed = sequence.computed + part.rows;
         let mut ended = false;
         for (number, choice) in chosen.into_iter().enumerate() {
             // Chosen behind a draft token that was right.

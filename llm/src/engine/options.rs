@@ -5,6 +5,15 @@ use std::path::PathBuf;
 use meganeura_core::{Error, Result};
 use meganeura_nn::layers::WeightStorage;
 
+/// A smaller model that guesses tokens.
+#[derive(Clone, Debug)]
+pub struct DraftOptions {
+    /// Folder of its checkpoint, or a GGUF file.
+    pub model: PathBuf,
+    /// Folder that keeps its plans from one start to the next.
+    pub plans: Option<PathBuf>,
+}
+
 /// Choices of [`Engine::open`](super::Engine::open).
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
@@ -20,8 +29,11 @@ pub struct EngineOptions {
     /// Tokens of a step at most: how much of a prompt is read beside sequences that generate.
     pub step_tokens: usize,
     /// Draft tokens for each sequence that are checked in one step (speculative decoding; Leviathan, Kalman and Matias, 2023),
-    /// taken from what followed the same tokens before; 0 for none. The result is that of decoding without.
+    /// guessed by the draft model, else taken from what followed the same tokens before; 0 for none. The result is that of
+    /// decoding without.
     pub draft_tokens: usize,
+    /// The model that guesses draft tokens: one with the same vocabulary.
+    pub draft_model: Option<DraftOptions>,
     /// Whether equal beginnings of sequences are computed once.
     pub prefix_cache: bool,
     /// Whether the device draws tokens for sequences without `top_k`, `top_p`, `min_p`, penalties, constraints and logarithms of
@@ -46,6 +58,7 @@ impl Default for EngineOptions {
             cache_tokens: None,
             step_tokens: 64,
             draft_tokens: 0,
+            draft_model: None,
             prefix_cache: true,
             device_sampling: None,
             plans: None,

@@ -6,7 +6,7 @@ use super::blocks::{BlockPool, Identity};
 use super::inputs::Part;
 use super::{Constraint, Finish, SequenceId, SequenceRequest};
 use crate::config::ModelConfig;
-use crate::sampling::{Sampler, sort_likeliest};
+use crate::sampling::{Sampler, Seeds, sort_likeliest};
 use crate::softmax;
 
 /// A sequence: its tokens, and how far they are computed.
@@ -16,6 +16,8 @@ pub(super) struct Sequence {
     pub(super) tokens: Vec<u32>,
     /// Tokens whose keys and values are cached.
     pub(super) computed: usize,
+    /// Tokens whose keys and values the draft model has cached, at most as many.
+    pub(super) computed_by_draft: usize,
     /// Blocks that hold them.
     pub(super) blocks: Vec<usize>,
     /// The full ones of these, as others find them.
@@ -53,6 +55,7 @@ impl Sequence {
         Ok(Sequence {
             id,
             computed: 0,
+            computed_by_draft: 0,
             blocks: Vec::new(),
             published: Vec::new(),
             sampler: Sampler::new(request.sampling)?,
@@ -79,15 +82,16 @@ impl Sequence {
         self.constraint.is_none()
     }
 
-    /// The temperature to draw tokens with, if nothing but their logits counts, so that a device can draw them.
-    pub(super) fn device_temperature(&self) -> Option<f32> {
+    /// What a device can draw its next tokens with, if nothing but their logits counts: a temperature, and seeds.
+    pub(super) fn device_draws(&self) -> Option<(f32, Seeds)> {
         let is_plain = self.constraint.is_none() && self.top_logprobs.is_none();
-        self.sampler.plain_temperature().filter(|_| is_plain)
+        let temperature = self.sampler.plain_temperature().filter(|_| is_plain)?;
+        Some((temperature, self.sampler.seeds()))
     }
 
-    /// Seeds for the next tokens that a device draws.
-    pub(super) fn seeds(&self) -> impl Iterator<Item = [u32; 2]> + use<> {
-        self.sampler.seeds()
+    /// What chooses its next tokens, to guess them.
+    pub(super) fn fork_sampler(&self) -> Sampler {
+        self.sampler.fork()
     }
 
     /// Takes the blocks that somebody else has computed already. The last token is computed in any case, for its logits.
@@ -100,6 +104,8 @@ impl Sequence {
             self.published.push(identity);
             self.computed += block_rows;
         }
+        // The draft model computes what the model computes.
+        self.computed_by_draft = self.computed;
     }
 
     fn last_identity(&self) -> Identity {
@@ -109,6 +115,8 @@ impl Sequence {
     /// Notes that so many of the tokens are computed, and lets others find the blocks that are full.
     pub(super) fn advance(&mut self, computed: usize, pool: Option<&mut BlockPool>, block_rows: usize) {
         self.computed = computed;
+        // Rows of draft tokens that were wrong are computed anew.
+        self.computed_by_draft = self.computed_by_draft.min(computed);
         let Some(pool) = pool else { return };
         while (self.published.len() + 1) * block_rows <= self.computed {
             let place = self.published.len();
@@ -124,6 +132,7 @@ impl Sequence {
         self.blocks.clear();
         self.published.clear();
         self.computed = 0;
+        self.computed_by_draft = 0;
     }
 
     /// Chooses the next token by the row of the last token, and further ones by those of draft tokens, as long as these are right:

@@ -99,7 +99,10 @@ fn alone(model: &str) -> Vec<Vec<u32>> {
 
 /// What they give together, twice each, with these options.
 fn together(model: &str, options: EngineOptions) -> (Vec<Vec<u32>>, EngineCounts) {
-    let mut engine = engine(model, options);
+    together_on(engine(model, options), model)
+}
+
+fn together_on(mut engine: Engine, model: &str) -> (Vec<Vec<u32>>, EngineCounts) {
     let mut all = Vec::new();
     let mut submitted = Vec::new();
     for _ in 0..2 {
@@ -226,6 +229,102 @@ fn draft_tokens_change_nothing_but_the_number_of_steps() {
     assert!(counts.accepted_tokens > 0 && counts.steps < 60, "{counts:?}");
 }
 
+fn with_draft_model(engine: Engine, model: &str) -> Engine {
+    let config = ModelConfig::open(&folder(model)).expect("a configuration");
+    let checkpoint = Checkpoint::open(&folder(model)).expect("weights");
+    (engine.with_draft_model(device(), config, &checkpoint)).expect("an engine with a draft model")
+}
+
+#[test]
+fn draft_models_change_nothing_but_the_number_of_steps() {
+    let wanted = [alone("llama"), alone("llama")].concat();
+    for device_sampling in [false, true] {
+        for (draft_model, step_tokens, cache_tokens) in [
+            ("llama", 64, None),
+            ("llama", 9, None),
+            ("mistral", 64, None),
+            ("qwen3", 12, Some(96)),
+        ] {
+            let options = EngineOptions {
+                device_sampling: Some(device_sampling),
+                sequences: 4,
+                step_tokens,
+                context: Some(96),
+                cache_tokens,
+                draft_tokens: 3,
+                ..EngineOptions::default()
+            };
+            let engine = with_draft_model(engine("llama", options), draft_model);
+            let (found, counts) = together_on(engine, "llama");
+            assert_eq!(found, wanted, "{draft_model} drafts, steps of {step_tokens}");
+            assert!(counts.drafted_tokens > 0, "{counts:?}");
+            assert!(cache_tokens.is_none() || counts.preemptions > 0, "{counts:?}");
+        }
+    }
+}
+
+#[test]
+fn a_draft_model_that_is_the_model_guesses_all_tokens() {
+    let prompt = ids(&expected("llama")["prompt_ids"]);
+    for device_sampling in [false, true] {
+        for temperature in [0.0, 0.9] {
+            let options = |draft_tokens| EngineOptions {
+                device_sampling: Some(device_sampling),
+                sequences: 2,
+                draft_tokens,
+                ..EngineOptions::default()
+            };
+            let mut engines = [
+                engine("llama", options(0)),
+                with_draft_model(engine("llama", options(4)), "llama"),
+            ];
+            let [plain, drafted] = engines.each_mut().map(|engine| {
+                let mut request = request(&prompt, 51);
+                request.sampling = Sampling {
+                    temperature,
+                    seed: 3,
+                    ..Sampling::default()
+                };
+                let id = engine.submit(request).expect("a sequence");
+                finish(engine).remove(&id).expect("an outcome").tokens
+            });
+            assert_eq!(plain, drafted);
+            let counts = engines[1].counts();
+            // One step reads the prompt, or two; of the others each gives five tokens.
+            assert_eq!(counts.drafted_tokens, counts.accepted_tokens, "{counts:?}");
+            assert!(counts.steps <= 12, "{counts:?}");
+        }
+    }
+}
+
+#[test]
+fn draft_models_that_do_not_fit_are_refused() {
+    let config = ModelConfig::open(&folder("llama")).expect("a configuration");
+    let checkpoint = Checkpoint::open(&folder("llama")).expect("weights");
+    let refused = |options: EngineOptions, config: ModelConfig| {
+        let refused = engine("llama", options).with_draft_model(device(), config, &checkpoint);
+        refused.expect_err("a draft model that does not fit").to_string()
+    };
+    let options = |draft_tokens| EngineOptions {
+        draft_tokens,
+        ..EngineOptions::default()
+    };
+    let mut other = config.clone();
+    other.network.vocab += 1;
+    for (options, config, said) in [
+        (options(0), config.clone(), "no draft tokens"),
+        (options(2), other, "the draft model has 321 tokens, and the model 320"),
+        (
+            options(2),
+            ModelConfig { context: 64, ..config },
+            "has 64 positions, but sequences have up to 128",
+        ),
+    ] {
+        let error = refused(options, config);
+        assert!(error.contains(said), "{error}");
+    }
+}
+
 #[test]
 fn tokens_that_the_device_draws_are_those_of_the_host_where_nothing_is_random() {
     // Two thirds of these sequences are not drawn for, as they ask for more than a temperature.
@@ -310,9 +409,14 @@ fn the_device_draws_tokens_with_their_probabilities() {
     }
     // Pearson's statistic, of all rare tokens as one: its mean is one less than the number of terms, and its variance twice that.
     let of_token = |count: u32, weight: f64| (f64::from(count), DRAWS as f64 * weight / sum);
-    let pairs = counts.iter().zip(&weights).map(|(&count, &weight)| of_token(count, weight));
+    let pairs = counts
+        .iter()
+        .zip(&weights)
+        .map(|(&count, &weight)| of_token(count, weight));
     let (common, rare): (Vec<_>, Vec<_>) = pairs.partition(|&(_, expected)| expected >= 5.0);
-    let rare = rare.iter().fold((0.0, 0.0), |sum, rare| (sum.0 + rare.0, sum.1 + rare.1));
+    let rare = rare
+        .iter()
+        .fold((0.0, 0.0), |sum, rare| (sum.0 + rare.0, sum.1 + rare.1));
     let terms = common.iter().chain([&rare]);
     let statistic: f64 = terms
         .map(|(count, expected)| (count - expected).powi(2) / expected)
