@@ -191,17 +191,13 @@ impl Sampler {
         }
     }
 
-    /// Takes a token that a device drew with the next seed, and that has this logit.
+    /// Takes a token that a device drew with the next seed, if it could.
     ///
     /// # Errors
     /// As [`Sampler::choose`].
-    pub(crate) fn take_drawn(&mut self, token: u32, logit: f32) -> Result<u32> {
+    pub(crate) fn take_drawn(&mut self, token: u32, could: bool) -> Result<u32> {
         self.rng.next_u64();
-        if logit.is_finite() {
-            Ok(token)
-        } else {
-            Err(not_numbers())
-        }
+        if could { Ok(token) } else { Err(not_numbers()) }
     }
 
     fn penalise(&self, logits: &mut [f32], tokens: &[u32]) {

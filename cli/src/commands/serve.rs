@@ -131,11 +131,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     let draft_model = match &args.draft_model {
         None => None,
         Some(_) if context.is_none() => {
-            return Err(Error::misuse(
-                "a draft model for an encoder",
-                "give none: it generates no text",
-            )
-            .into());
+            return Err(Error::misuse("a draft model for an encoder", "give none: it generates no text").into());
         }
         Some(draft) => {
             let model = locate(draft)?;

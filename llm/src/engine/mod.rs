@@ -511,7 +511,7 @@ impl Engine {
                 let of_part = (0..part.logits()).filter_map(|_| {
                     let (logits, drawn) = (rows.next(), drawn.next());
                     match (is_drawn, drawn) {
-                        (true, Some(&[token, logit])) => Some(Row::Drawn(token as u32, logit)),
+                        (true, Some(&[token, sound])) => Some(Row::Drawn(token as u32, sound > 0.0)),
                         _ => logits.map(Row::Logits),
                     }
                 });

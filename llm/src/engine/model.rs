@@ -20,7 +20,7 @@ pub(super) struct Model {
 pub(super) struct Outputs {
     /// Their logits, `[rows, vocab]`; empty if the device has drawn all tokens.
     pub(super) logits: Vec<f32>,
-    /// The tokens that the device has drawn with their logits, `[rows, 2]`; empty if it draws none.
+    /// The tokens that the device has drawn, each with a number above 0 if it could, `[rows, 2]`; empty if it draws none.
     pub(super) drawn: Vec<f32>,
 }
 

@@ -43,8 +43,8 @@ pub struct Chosen {
 pub(super) enum Row<'a> {
     /// Its logits, which are changed.
     Logits(&'a mut [f32]),
-    /// The device has drawn it; with its logit.
-    Drawn(u32, f32),
+    /// The device has drawn it, if it could.
+    Drawn(u32, bool),
 }
 
 /// The token that was chosen, and whether the sequence ends with it, or instead of it.
@@ -156,7 +156,7 @@ impl Sequence {
     /// Chooses the next token; and whether the sequence ends with it, or instead of it.
     fn choose(&mut self, row: Row) -> Result<Choice> {
         let (token, logprobs) = match row {
-            Row::Drawn(token, logit) => (self.sampler.take_drawn(token, logit)?, None),
+            Row::Drawn(token, could) => (self.sampler.take_drawn(token, could)?, None),
             Row::Logits(logits) => {
                 // With the logits themselves, as those that are chosen from are changed.
                 let logprobs = self.top_logprobs.map(|top| (logits.to_vec(), logprobs(logits, top)));

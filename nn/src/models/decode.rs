@@ -110,12 +110,12 @@ impl LlamaConfig {
     /// A [`LlamaConfig::paged_graph`] that draws tokens as well, so that a host need not read the logits.
     ///
     /// Further inputs: [`TEMPERATURES`], `f32 [logits]`, and [`SEEDS`], `u32 [logits, 2]`, as [`Graph::categorical`] has them.
-    /// Outputs: the logits, then for each of their rows the token that was drawn and its logit, `f32 [logits, 2]`; the logit is
-    /// no finite number where nothing can be drawn.
+    /// Outputs: the logits, then for each of their rows the token that was drawn, and a number above 0 if it could be: if all of
+    /// its logits are numbers below infinity, and one is finite; `f32 [logits, 2]`.
     #[track_caller]
     pub fn paged_sampling_graph(&self, rows: usize, cache: PagedCache, logits: usize) -> Graph {
         let mut g = Graph::new();
-        let [count, vocab] = [logits, self.vocab];
+        let count = logits;
         let logits = self.paged_logits(&mut g, rows, cache, count);
         let temperatures = g.input(TEMPERATURES, &[count]);
         let seeds = g.input_u32(SEEDS, &[count, 2]);
@@ -124,14 +124,9 @@ impl LlamaConfig {
             return g;
         }
         let tokens = g.categorical(logits, temperatures, seeds);
-        // The logit of a row's token, among all logits.
-        let starts = (0..count).map(|row| (row * vocab) as u32).collect();
-        let starts = g.constant_u32(starts, &[count]);
-        let flat = g.reshape(logits, &[count * vocab]);
-        let places = g.add(tokens, starts);
-        let chosen = g.gather(flat, places);
         let tokens = g.cast(tokens, DType::F32);
-        let columns = [tokens, chosen].map(|column| g.reshape(column, &[count, 1]));
+        let sound = self.sound_rows(&mut g, logits);
+        let columns = [tokens, sound].map(|column| g.reshape(column, &[count, 1]));
         let drawn = g.concat(&columns, 1);
         g.set_outputs(vec![logits, drawn]);
         g
@@ -153,6 +148,21 @@ impl LlamaConfig {
             x = g.gather(x, chosen);
         }
         model.logits(g, x)
+    }
+
+    /// Above 0 for rows that tokens can be drawn from, `[rows]`: how many logits are finite, less many for each that is NaN or
+    /// infinity.
+    ///
+    /// The logit of the token that was drawn would say it as well. But a look-up at an index that is computed may be a fault of
+    /// the step, so that backends would save all caches before it.
+    #[track_caller]
+    fn sound_rows(&self, g: &mut Graph, logits: NodeId) -> NodeId {
+        let [least, most, none, one, many] = [f32::MIN, f32::MAX, 0.0, 1.0, -1e9].map(|x| g.scalar(x));
+        let above = g.less_equal(least, logits);
+        let finite = g.select(above, one, none);
+        let below = g.less_equal(logits, most);
+        let counted = g.select(below, finite, many);
+        g.sum(counted, &[-1], false)
     }
 
     /// The caches of all layers, which are not trained.
