@@ -92,7 +92,7 @@ fn write_blocks(cx: &CompileCx) -> Result<Vec<Launch>, String> {
         .returns("load_new", "", &module.load(0, "i"))
         .body("store", module.store(0, "at", "value"))
         .sizes([("ROWS", rows), ("WIDTH", width), ("SLOTS", slots)]);
-    launches.push(module.finish_template_elements(template, rows * width)?);
+    launches.push(module.finish_template(template, rows)?);
     Ok(launches)
 }
 

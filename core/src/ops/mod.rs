@@ -164,7 +164,7 @@ pub(crate) fn builtin() -> Vec<OpRef> {
         bce::BceWithLogitsLoss,
         cache_write::CacheWrite,
         cast::Cast,
-        categorical::Categorical,
+        categorical::AddGumbelNoise,
         concat::Concat,
         conv1d::Conv1d,
         conv2d::CONV2D,
