@@ -303,14 +303,14 @@ impl Checkpoint {
     }
 
     /// The storage that comes next to most of what the matrices are stored in, and loses nothing of it but of the K
-    /// formats: [`WeightStorage::Q8`] for Q8_0, Q4_K and Q6_K of GGUF files, [`WeightStorage::Q4`] for Q4_0 if
-    /// all matrices are stored so, [`WeightStorage::F16`] for F16. Everything else is computed as `f32`, safetensors always.
+    /// formats: [`WeightStorage::Q8`] for Q8_0, Q5_0, Q4_K and Q6_K of GGUF files, [`WeightStorage::Q4`] for
+    /// Q4_0 if all matrices are stored so, [`WeightStorage::F16`] for F16. Everything else is computed as `f32`, safetensors always.
     pub fn usual_storage(&self) -> WeightStorage {
         if !self.shards.iter().all(|shard| gguf::is_one(&shard.path)) {
             return WeightStorage::F32;
         }
         match self.usual_element() {
-            Some(Element::Blocks(BlockFormat::Q8_0) | Element::Q4K | Element::Q6K) => WeightStorage::Q8,
+            Some(Element::Blocks(BlockFormat::Q8_0) | Element::Q5_0 | Element::Q4K | Element::Q6K) => WeightStorage::Q8,
             // Files keep the matrix of logits in more bits, as a rule.
             Some(Element::Blocks(BlockFormat::Q4_0)) if self.elements().len() > 1 => WeightStorage::Q8,
             Some(Element::Blocks(BlockFormat::Q4_0)) => WeightStorage::Q4,

@@ -6,7 +6,7 @@
 
 With names, only those files are made anew.
 
-Files are written by the package `gguf`, which also rounds to Q8_0 and Q4_0; blocks of Q4_K and Q6_K, which it only reads,
+Files are written by the package `gguf`, which also rounds to Q8_0, Q5_0 and Q4_0; blocks of Q4_K and Q6_K, which it only reads,
 have random bytes. The numbers of a file are what `gguf` reads back from it, and go into a model of transformers, which
 computes in float32:
 
@@ -54,6 +54,7 @@ MODELS = {
     "llama_bf16": ("llama", "Llama", {"num_hidden_layers": 1}, Type.BF16),
     "llama_q8_0": ("llama", "Llama", {}, Type.Q8_0),
     "llama_q4_0": ("llama", "Llama", {}, Type.Q4_0),
+    "llama_q5_0": ("llama", "Llama", {"num_hidden_layers": 1}, Type.Q5_0),
     "llama_q4_k": ("llama", "Llama", WIDE, Type.Q4_K),
     "llama_q6_k": ("llama", "Llama", WIDE | {"num_key_value_heads": 1}, Type.Q6_K),
     "llama_q4_0_mixed": ("llama", "Llama", WIDE | {"tie_word_embeddings": False}, Type.Q4_0, Type.Q6_K),

@@ -1,8 +1,8 @@
 //! GGUF files: a model with its configuration, weights and tokenizer in one file. They are only read.
 //!
 //! The reader is this library's own: the crates for it parse streams into memory, or know no checks against hostile
-//! files, and the format is short. Versions 2 and 3, little-endian, with tensors in F32, F16, BF16, Q8_0, Q4_0, Q4_K and
-//! Q6_K. Every length is compared with what is left of the file before anything is allocated for it.
+//! files, and the format is short. Versions 2 and 3, little-endian, with tensors in F32, F16, BF16, Q8_0, Q5_0, Q4_0,
+//! Q4_K and Q6_K. Every length is compared with what is left of the file before anything is allocated for it.
 
 mod model;
 mod names;
@@ -266,6 +266,7 @@ fn tensor(reader: &mut Reader) -> std::result::Result<Info, String> {
         0 => Some(Element::F32),
         1 => Some(Element::F16),
         2 => Some(Element::Blocks(BlockFormat::Q4_0)),
+        6 => Some(Element::Q5_0),
         8 => Some(Element::Blocks(BlockFormat::Q8_0)),
         12 => Some(Element::Q4K),
         14 => Some(Element::Q6K),

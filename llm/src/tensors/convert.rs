@@ -9,7 +9,7 @@ use half::f16;
 use half::slice::HalfFloatSliceExt;
 use meganeura_core::quantization::{BLOCK, BlockFormat};
 
-use super::element::{Element, split_scale};
+use super::element::{Element, q5_0, split_scale};
 use super::shard::Tensor;
 
 /// Rows that are moved together: their cache lines stay in the first-level cache.
@@ -148,8 +148,8 @@ fn first_broken(broken: &AtomicUsize) -> Result<(), usize> {
     }
 }
 
-/// Integers of blocks and their scales, as bytes. What is stored so is copied, and integers of four bits are integers of
-/// eight, too.
+/// Integers of blocks and their scales, as bytes. What is stored so is copied, and integers of four or five bits are integers
+/// of eight, too.
 ///
 /// # Errors
 /// The number of a row that has no finite scale.
@@ -219,6 +219,12 @@ impl RowMemory {
                 for (scale, integers) in blocks(tensor, row) {
                     self.scales.push(scale);
                     self.integers.extend(own.integers(integers).map(i8::cast_unsigned));
+                }
+            }
+            (Element::Q5_0, BlockFormat::Q8_0) => {
+                for (scale, integers) in blocks(tensor, row) {
+                    self.scales.push(scale);
+                    self.integers.extend(q5_0(integers).map(i8::cast_unsigned));
                 }
             }
             _ => {

@@ -15,6 +15,8 @@ pub(crate) enum Element {
     BF16,
     /// Blocks with an `f16` scale in front of each.
     Blocks(BlockFormat),
+    /// 32 numbers of 5 bits with an `f16` scale in front. Files of Q4_K have it where rows are no whole super-blocks.
+    Q5_0,
     /// 256 numbers of 4 bits in 8 blocks, whose scales and minima have 6 bits each.
     Q4K,
     /// 256 numbers of 6 bits in 16 blocks, whose scales have 8 bits.
@@ -23,7 +25,7 @@ pub(crate) enum Element {
 
 impl Element {
     /// What can be read.
-    pub(crate) const KNOWN: &str = "F32, F16, BF16, Q8_0, Q4_0, Q4_K or Q6_K";
+    pub(crate) const KNOWN: &str = "F32, F16, BF16, Q8_0, Q5_0, Q4_0, Q4_K or Q6_K";
 
     /// Of a safetensors file, if it can be read.
     pub(crate) fn of_safetensors(dtype: Dtype) -> Option<Self> {
@@ -41,6 +43,7 @@ impl Element {
             Element::F32 => [1, 4],
             Element::F16 | Element::BF16 => [1, 2],
             Element::Blocks(format) => [BLOCK, size_of::<f16>() + format.bytes()],
+            Element::Q5_0 => [BLOCK, 22],
             Element::Q4K => [SUPER, 144],
             Element::Q6K => [SUPER, 210],
         }
@@ -69,6 +72,14 @@ impl Element {
                     }
                 }
             }
+            Element::Q5_0 => {
+                for (block, out) in self.blocks(bytes, out) {
+                    let (scale, rest) = split_scale(block);
+                    for (x, q) in out.iter_mut().zip(q5_0(rest)) {
+                        *x = f32::from(q) * scale.to_f32();
+                    }
+                }
+            }
             Element::Q4K => self.blocks(bytes, out).for_each(|(block, out)| q4_k(block, out)),
             Element::Q6K => self.blocks(bytes, out).for_each(|(block, out)| q6_k(block, out)),
         }
@@ -89,6 +100,18 @@ fn plain<const N: usize>(bytes: &[u8], read: impl Fn([u8; N]) -> f32, out: &mut 
 pub(super) fn split_scale(block: &[u8]) -> (f16, &[u8]) {
     let (scale, rest) = block.split_at(size_of::<f16>());
     (f16::from_le_bytes([scale[0], scale[1]]), rest)
+}
+
+/// The integers of a block, from -16 to 15: four bytes with the upper bit of each, then 16 bytes of which each has the lower
+/// four bits of one integer and of that 16 places further on.
+pub(super) fn q5_0(block: &[u8]) -> impl Iterator<Item = i8> {
+    let (upper, lower) = block.split_at(4);
+    (0..BLOCK).map(move |i| {
+        let byte = lower[i % 16];
+        let four = if i < 16 { byte & 15 } else { byte >> 4 };
+        let fifth = upper[i / 8] >> (i % 8) & 1;
+        (four | fifth << 4).cast_signed() - 16
+    })
 }
 
 /// `d` and `dmin`, 12 bytes of scales and minima, 128 bytes of halves: scales and minima 0 to 3 are the lower six bits of

@@ -17,12 +17,13 @@ use meganeura_nn::layers::QkNorm;
 use safetensors::SafeTensors;
 use serde_json::Value;
 
-const FILES: [&str; 16] = [
+const FILES: [&str; 17] = [
     "llama_f32",
     "llama_f16",
     "llama_bf16",
     "llama_q8_0",
     "llama_q4_0",
+    "llama_q5_0",
     "llama_q4_k",
     "llama_q6_k",
     "llama_q4_0_mixed",
@@ -103,6 +104,7 @@ fn numbers_of_files_stay_as_they_are() {
         ("llama_f16", WeightStorage::F16, TOLERANCE),
         ("llama_q8_0", WeightStorage::Q8, TOLERANCE),
         ("llama_q4_0", WeightStorage::Q4, TOLERANCE),
+        ("llama_q5_0", WeightStorage::Q8, TOLERANCE),
         ("llama3_q8_0", WeightStorage::Q8, TOLERANCE),
         ("qwen2_q8_0", WeightStorage::Q8, TOLERANCE),
         ("qwen3_q4_0", WeightStorage::Q4, TOLERANCE),
