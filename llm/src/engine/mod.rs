@@ -21,7 +21,7 @@ use meganeura_core::backend::Device;
 use meganeura_core::config::Config;
 use meganeura_core::plan::MemoryForecast;
 use meganeura_core::{Error, Result, select};
-use meganeura_nn::models::{BLOCK_TABLE, LOGITS_ROW, POSITIONS, PagedCache, SLOTS, TOKENS};
+use meganeura_nn::models::{BLOCK_TABLE, LOGITS_ROW, POSITIONS, PagedCache, SLOTS, StorageMap, TOKENS};
 use rayon::prelude::*;
 
 use crate::adapters::Adapters;
@@ -177,7 +177,9 @@ impl Engine {
         checkpoint: &Checkpoint,
         options: EngineOptions,
     ) -> Result<Self> {
-        config.network.weights = options.weights.unwrap_or_else(|| checkpoint.usual_storage());
+        config.network.weights = options
+            .weights
+            .map_or_else(|| checkpoint.usual_storage(), StorageMap::all);
         let context = options.context.unwrap_or(config.context);
         options.check(context, config.context)?;
         checkpoint.check_model(&config.network)?;

@@ -44,7 +44,7 @@ pub use bert::{ATTENTION_MASK, Bert, BertConfig, POOLING_WEIGHTS};
 pub use cnn::{Cnn, CnnConfig};
 pub use decode::{BLOCK_TABLE, KV_POS, LOGITS_ROW, LogitsOf, POSITIONS, PagedCache, SLOTS, kv_cache_names};
 pub use efficientnet::{EfficientNet, EfficientNetConfig};
-pub use llama::{LayerSet, Llama, LlamaBlock, LlamaConfig, NormPlacement, TARGETS, TOKENS, language_model};
+pub use llama::{LayerSet, Llama, LlamaBlock, LlamaConfig, NormPlacement, StorageMap, TARGETS, TOKENS, language_model};
 pub use mlp::{Mlp, MlpConfig};
 pub use mobilenet::{MobileNet, MobileNetConfig};
 pub use preset::{PRESETS, Preset, preset};

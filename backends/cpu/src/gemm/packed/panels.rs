@@ -32,6 +32,7 @@ pub(super) fn fastest(kernel: Kernel, storage: Storage) -> Option<&'static Panel
         Storage::Blocks(_) if kernel != Kernel::Avx512 || !has_vnni() => None,
         Storage::Blocks(BlockFormat::Q4_0) => Some(&NIBBLES),
         Storage::Blocks(BlockFormat::Q8_0) => Some(&BYTES),
+        Storage::Blocks(_) => None,
     }
 }
 
