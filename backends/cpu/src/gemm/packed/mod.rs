@@ -117,7 +117,7 @@ impl PackedGemm {
         panel_kernels(kernel, storage)?;
         let scale = size_of::<u16>();
         let numbers = Panels::new(n, storage.bytes(k), PANEL_ROWS, UNIT)?;
-        let scales = Panels::new(n, k / BLOCK * scale, PANEL_ROWS, scale);
+        let scales = Panels::new(n, k / BLOCK * storage.scales() * scale, PANEL_ROWS, scale);
         // A block's scale of each row lies as it does in panels of one unit.
         let one = Panels {
             rows: PANEL_ROWS,
