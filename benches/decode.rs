@@ -27,7 +27,7 @@ const PRODUCT: [usize; 3] = [PROMPT, 576, 1536];
 /// tokens before.
 fn model(weights: WeightStorage, rows: usize) -> (Session, usize) {
     let config = LlamaConfig {
-        weights,
+        weights: weights.into(),
         ..LlamaConfig::smollm2_135m()
     };
     let logits = if rows == 1 { LogitsOf::AllRows } else { LogitsOf::OneRow };

@@ -1,102 +1,245 @@
-//! Weights in blocks of small integers with a common scale, in the formats that GGUF files call Q8_0 and Q4_0.
+//! Weights in blocks of small integers with common scales, in the formats that GGUF files call Q8_0, Q5_1, Q5_0, Q4_1 and
+//! Q4_0, and in one that takes the numbers of Q6_K.
 //!
 //! A block is 32 neighbours along the last axis. On a device a matrix in such a format is two tensors: the integers in
-//! `u32` words, `[rows, blocks * words]`, and the scales in `f16`, `[rows, blocks]`. The bytes of a block are those of
-//! the file formats without the scale, little-endian, so that files are loaded without being quantised again.
+//! `u32` words, `[rows, blocks * words]`, and the scales in `f16`, `[rows, blocks * scales]`; a format is known by how many
+//! words there are for a scale. Words are little-endian. Those of Q8_0 and of all formats of four bits are the bytes of the
+//! file formats, so that files are loaded without being quantised again.
+//!
+//! The K formats of files have 256 numbers with scales of their scales. On a device they are blocks of 32: Q4_K is Q4_1,
+//! Q5_K is Q5_1 and Q6_K is Q6. That takes 5 bits a number for 4.5, 6 for 5.5 and 7 for 6.56; integers stay as they are, and
+//! scales, which are products of two numbers in files, are rounded to `f16` (by 2^-11 of them at most, if they are not below
+//! 2^-14).
 
 use half::f16;
 
 /// Elements of a block.
 pub const BLOCK: usize = 32;
 
-/// How the integers of a block are stored.
+/// How the integers of a block are stored, and what becomes of them.
+///
+/// Formats of less than 8 bits have the lower four in half bytes: elements 0 to 15 in the lower halves of the block's first
+/// 16 bytes, the others in the upper halves. Bits above these follow in words of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BlockFormat {
-    /// Bytes in two's complement: element `i` is byte `i`.
+    /// 8 words and a scale: bytes in two's complement, of which element `i` is byte `i`.
     Q8_0,
-    /// Half bytes, from which 8 is subtracted: elements 0 to 15 are the lower halves of the 16 bytes, the others the upper
-    /// halves.
+    /// 6 words and two scales, one for elements 0 to 15, one for the others: integers of six bits, from which 32 is
+    /// subtracted. Byte `r` of the last two words has the upper two bits of elements `r`, `8 + r`, `16 + r` and `24 + r`,
+    /// those of the first lowest.
+    Q6,
+    /// 5 words, a scale and a minimum: integers of five bits, to which the minimum is added after they are multiplied. Byte
+    /// `r` of the last word has the highest bits of elements `r`, `4 + r` ... `28 + r`, that of the first lowest.
+    Q5_1,
+    /// 5 words, as Q5_1 has them, and a scale: integers of five bits, from which 16 is subtracted.
+    Q5_0,
+    /// 4 words, a scale and a minimum: integers of four bits, to which the minimum is added after they are multiplied.
+    Q4_1,
+    /// 4 words and a scale: integers of four bits, from which 8 is subtracted.
     Q4_0,
 }
 
 impl BlockFormat {
-    /// All formats.
-    pub const ALL: [BlockFormat; 2] = [BlockFormat::Q8_0, BlockFormat::Q4_0];
+    /// All formats, the widest first.
+    pub const ALL: [BlockFormat; 6] = [
+        BlockFormat::Q8_0,
+        BlockFormat::Q6,
+        BlockFormat::Q5_1,
+        BlockFormat::Q5_0,
+        BlockFormat::Q4_1,
+        BlockFormat::Q4_0,
+    ];
 
-    /// The format whose blocks have so many words.
-    pub fn of_words(words: usize) -> Option<Self> {
-        BlockFormat::ALL.into_iter().find(|format| format.words() == words)
+    /// The format of rows with so many words and scales, which are some of both and whole blocks.
+    pub fn of(words: usize, scales: usize) -> Option<Self> {
+        let blocks = |format: &BlockFormat| scales / format.scales();
+        let mut formats = BlockFormat::ALL.into_iter().filter(|format| {
+            blocks(format) > 0
+                && scales.is_multiple_of(format.scales())
+                && blocks(format).checked_mul(format.words()) == Some(words)
+        });
+        formats.next()
     }
 
     /// `u32` words of a block.
-    pub fn words(self) -> usize {
+    pub const fn words(self) -> usize {
         match self {
             BlockFormat::Q8_0 => 8,
-            BlockFormat::Q4_0 => 4,
+            BlockFormat::Q6 => 6,
+            BlockFormat::Q5_1 | BlockFormat::Q5_0 => 5,
+            BlockFormat::Q4_1 | BlockFormat::Q4_0 => 4,
+        }
+    }
+
+    /// Scales of a block, the minimum among them.
+    pub const fn scales(self) -> usize {
+        match self {
+            BlockFormat::Q8_0 | BlockFormat::Q5_0 | BlockFormat::Q4_0 => 1,
+            BlockFormat::Q6 | BlockFormat::Q5_1 | BlockFormat::Q4_1 => 2,
         }
     }
 
     /// Bytes of a block's integers.
-    pub fn bytes(self) -> usize {
+    pub const fn bytes(self) -> usize {
         4 * self.words()
+    }
+
+    /// Whether the second scale of a block is a minimum.
+    pub const fn has_minimum(self) -> bool {
+        matches!(self, BlockFormat::Q5_1 | BlockFormat::Q4_1)
+    }
+
+    /// What is subtracted from integers as they are stored.
+    pub const fn offset(self) -> u8 {
+        match self {
+            BlockFormat::Q8_0 | BlockFormat::Q5_1 | BlockFormat::Q4_1 => 0,
+            BlockFormat::Q6 => 32,
+            BlockFormat::Q5_0 => 16,
+            BlockFormat::Q4_0 => 8,
+        }
     }
 
     /// The integers of a block in its bytes, of which there are [`BlockFormat::bytes`].
     pub fn integers(self, bytes: &[u8]) -> [i8; BLOCK] {
-        std::array::from_fn(|i| match self {
-            BlockFormat::Q8_0 => bytes[i] as i8,
-            BlockFormat::Q4_0 => {
-                let pair = bytes[i % (BLOCK / 2)];
-                (if i < BLOCK / 2 { pair & 15 } else { pair >> 4 }) as i8 - 8
+        std::array::from_fn(|i| {
+            if self == BlockFormat::Q8_0 {
+                return bytes[i] as i8;
             }
+            let pair = bytes[i % HALF];
+            let low = if i < HALF { pair & 15 } else { pair >> 4 };
+            let high = match self {
+                BlockFormat::Q6 => bytes[HALF + i % 8] >> (2 * (i / 8)) & 3,
+                BlockFormat::Q5_1 | BlockFormat::Q5_0 => bytes[HALF + i % 4] >> (i / 4) & 1,
+                _ => 0,
+            };
+            (low | high << 4) as i8 - self.offset() as i8
         })
     }
 
+    /// The numbers of a block: its integers times their scales, and the minimum where there is one.
+    pub fn numbers(self, bytes: &[u8], scales: &[f64]) -> [f64; BLOCK] {
+        let integers = self.integers(bytes).map(f64::from);
+        std::array::from_fn(|i| match self {
+            BlockFormat::Q6 => integers[i] * scales[i / HALF],
+            BlockFormat::Q5_1 | BlockFormat::Q4_1 => integers[i] * scales[0] + scales[1],
+            BlockFormat::Q8_0 | BlockFormat::Q5_0 | BlockFormat::Q4_0 => integers[i] * scales[0],
+        })
+    }
+
+    /// The numbers of whole blocks, in `f32`.
+    pub fn dequantize(self, bytes: &[u8], scales: &[f16]) -> Vec<f32> {
+        let blocks = bytes.chunks_exact(self.bytes()).zip(scales.chunks_exact(self.scales()));
+        let numbers = blocks.flat_map(|(bytes, scales)| {
+            let mut wide = [0.0; 2];
+            wide.iter_mut().zip(scales).for_each(|(to, scale)| *to = scale.to_f64());
+            self.numbers(bytes, &wide)
+        });
+        numbers.map(|x| x as f32).collect()
+    }
+
+    /// Writes the integers of a block, as they are before anything is subtracted from them, behind what `bytes` holds.
+    pub fn pack(self, integers: &[u8; BLOCK], bytes: &mut Vec<u8>) {
+        if self == BlockFormat::Q8_0 {
+            return bytes.extend_from_slice(integers);
+        }
+        let (first, second) = integers.split_at(HALF);
+        let mut pairs = [0; HALF];
+        for (pair, (low, high)) in pairs.iter_mut().zip(first.iter().zip(second)) {
+            *pair = low & 15 | high << 4;
+        }
+        bytes.extend_from_slice(&pairs);
+        let mut upper = [0; 8];
+        let (count, bits) = match self {
+            BlockFormat::Q6 => (8, 2),
+            BlockFormat::Q5_1 | BlockFormat::Q5_0 => (4, 1),
+            _ => return,
+        };
+        for (i, integer) in integers.iter().enumerate() {
+            upper[i % count] |= (integer >> 4) << (bits * (i / count));
+        }
+        bytes.extend_from_slice(&upper[..count]);
+    }
+
     /// Rounds numbers, whole blocks of them, to this format, behind what `bytes` and `scales` hold. Of the largest
-    /// magnitude in a block the scale is 1/127 (Q8_0), or with the sign of that number -1/8 (Q4_0), rounded to `f16`
-    /// after the integers were found. Numbers that are not finite, or too large for the scale, make the scale so, too.
+    /// magnitude that shares a scale this is 1/127 (Q8_0), or with the sign of that number -1/32 (Q6), -1/16 (Q5_0) or -1/8
+    /// (Q4_0); with a minimum it is 1/31 (Q5_1) or 1/15 (Q4_1) of the distance from there to the largest number. It is
+    /// rounded to `f16` after the integers were found. Numbers that are not finite, or too large for the scale, make a scale
+    /// so, too.
     pub fn quantize(self, values: &[f32], bytes: &mut Vec<u8>, scales: &mut Vec<f16>) {
         let (blocks, _) = values.as_chunks::<BLOCK>();
         bytes.reserve(blocks.len() * self.bytes());
-        scales.reserve(blocks.len());
+        scales.reserve(blocks.len() * self.scales());
         for block in blocks {
-            let magnitude = largest_magnitude(block);
-            let scale = match self {
-                BlockFormat::Q8_0 => magnitude / 127.0,
-                BlockFormat::Q4_0 => with_sign(magnitude, block) / -8.0,
-            };
-            let inverse = if scale == 0.0 || !scale.is_finite() {
-                0.0
-            } else {
-                scale.recip()
-            };
-            scales.push(f16::from_f32(scale));
             match self {
-                BlockFormat::Q8_0 => bytes.extend_from_slice(&block.map(|x| round(x * inverse))),
-                BlockFormat::Q4_0 => {
-                    let q = block.map(|x| truncate(x * inverse + 8.5, 0.0, 15.0) as u8);
-                    let mut pairs = [0; BLOCK / 2];
-                    let (low, high) = q.split_at(BLOCK / 2);
-                    for (pair, (low, high)) in pairs.iter_mut().zip(low.iter().zip(high)) {
-                        *pair = low | high << 4;
-                    }
-                    bytes.extend_from_slice(&pairs);
+                BlockFormat::Q8_0 => {
+                    let scale = largest_magnitude(block) / 127.0;
+                    let inverse = inverse(scale);
+                    scales.push(f16::from_f32(scale));
+                    bytes.extend_from_slice(&block.map(|x| round(x * inverse)));
                 }
+                BlockFormat::Q5_0 => self.pack(&around_zero::<BLOCK, 16>(block, scales), bytes),
+                BlockFormat::Q4_0 => self.pack(&around_zero::<BLOCK, 8>(block, scales), bytes),
+                BlockFormat::Q6 => {
+                    let (halves, _) = block.as_chunks::<HALF>();
+                    let mut integers = [0; BLOCK];
+                    for (to, half) in integers.as_chunks_mut::<HALF>().0.iter_mut().zip(halves) {
+                        *to = around_zero::<HALF, 32>(half, scales);
+                    }
+                    self.pack(&integers, bytes);
+                }
+                BlockFormat::Q5_1 => self.pack(&from_minimum::<31>(block, scales), bytes),
+                BlockFormat::Q4_1 => self.pack(&from_minimum::<15>(block, scales), bytes),
             }
         }
     }
 }
 
-/// The largest magnitude in a block. Something that is not finite is larger than all numbers: bits of magnitudes are in
+/// Half of a block's elements.
+const HALF: usize = BLOCK / 2;
+
+/// 0 where there is no inverse.
+fn inverse(scale: f32) -> f32 {
+    if scale == 0.0 || !scale.is_finite() {
+        0.0
+    } else {
+        scale.recip()
+    }
+}
+
+/// Integers around a middle, and their scale.
+fn around_zero<const N: usize, const MIDDLE: u8>(numbers: &[f32; N], scales: &mut Vec<f16>) -> [u8; N] {
+    let middle = f32::from(MIDDLE);
+    let scale = with_sign(largest_magnitude(numbers), numbers) / -middle;
+    let inverse = inverse(scale);
+    scales.push(f16::from_f32(scale));
+    numbers.map(|x| truncate(x * inverse + (middle + 0.5), 0.0, 2.0 * middle - 1.0) as u8)
+}
+
+/// Integers up from a minimum, their scale and the minimum.
+fn from_minimum<const MOST: u8>(numbers: &[f32; BLOCK], scales: &mut Vec<f16>) -> [u8; BLOCK] {
+    let least = numbers.iter().copied().fold(f32::INFINITY, f32::min);
+    let most = numbers.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    // Comparisons pass over NaN.
+    let magnitude = largest_magnitude(numbers);
+    let scale = match magnitude.is_finite() {
+        true => (most - least) / f32::from(MOST),
+        false => magnitude,
+    };
+    let inverse = inverse(scale);
+    scales.extend([scale, least].map(f16::from_f32));
+    numbers.map(|x| truncate((x - least) * inverse + 0.5, 0.0, f32::from(MOST)) as u8)
+}
+
+/// The largest magnitude of some numbers. Something that is not finite is larger than all numbers: bits of magnitudes are in
 /// order, and compared as integers the compiler does it for several at once.
-fn largest_magnitude(block: &[f32; BLOCK]) -> f32 {
-    let bits = block.map(|x| x.abs().to_bits().cast_signed());
+fn largest_magnitude<const N: usize>(numbers: &[f32; N]) -> f32 {
+    let bits = numbers.map(|x| x.abs().to_bits().cast_signed());
     f32::from_bits(bits.into_iter().fold(0, i32::max).cast_unsigned())
 }
 
-/// The first number of a block with this magnitude.
-fn with_sign(magnitude: f32, block: &[f32; BLOCK]) -> f32 {
-    let mut numbers = block.iter().copied();
+/// The first of some numbers with this magnitude.
+fn with_sign<const N: usize>(magnitude: f32, numbers: &[f32; N]) -> f32 {
+    let mut numbers = numbers.iter().copied();
     let number = numbers.find(|x| x.abs().to_bits() == magnitude.to_bits());
     number.unwrap_or(magnitude)
 }
@@ -121,24 +264,68 @@ fn truncate(x: f32, least: f32, most: f32) -> i32 {
 mod tests {
     use super::*;
 
+    fn rounded(format: BlockFormat, values: &[f32]) -> (Vec<u8>, Vec<f16>) {
+        let (mut bytes, mut scales) = (Vec::new(), Vec::new());
+        format.quantize(values, &mut bytes, &mut scales);
+        (bytes, scales)
+    }
+
     #[test]
     fn numbers_come_back_within_half_a_step() {
         let values: Vec<f32> = (0..96).map(|i| ((i * 37 % 64) as f32 - 30.0) * 0.013).collect();
         for format in BlockFormat::ALL {
-            let (mut bytes, mut scales) = (Vec::new(), Vec::new());
-            format.quantize(&values, &mut bytes, &mut scales);
-            assert_eq!((bytes.len(), scales.len()), (3 * format.bytes(), 3));
-            for ((block, bytes), scale) in values.chunks(BLOCK).zip(bytes.chunks(format.bytes())).zip(&scales) {
-                let scale = scale.to_f32();
-                // A number at the end of four bits that has no opposite is cut off by one step.
-                let step = scale.abs() * if format == BlockFormat::Q8_0 { 0.51 } else { 1.01 };
-                for (x, q) in block.iter().zip(format.integers(bytes)) {
-                    assert!(
-                        (x - f32::from(q) * scale).abs() <= step,
-                        "{format:?}: {x} as {q} of {scale}"
-                    );
+            let (bytes, scales) = rounded(format, &values);
+            assert_eq!((bytes.len(), scales.len()), (3 * format.bytes(), 3 * format.scales()));
+            let stored = bytes.chunks(format.bytes()).zip(scales.chunks(format.scales()));
+            for (block, (bytes, scales)) in values.chunks(BLOCK).zip(stored) {
+                let scales: Vec<f64> = scales.iter().map(|scale| scale.to_f64()).collect();
+                // A number at the end of few bits that has no opposite is cut off by one step. Scales and the integers that
+                // they are multiplied with are rounded, too.
+                let steps = match format {
+                    BlockFormat::Q8_0 => 0.57,
+                    _ if format.has_minimum() => 0.52,
+                    _ => 1.02,
+                };
+                for (i, (x, y)) in block.iter().zip(format.numbers(bytes, &scales)).enumerate() {
+                    let step = match format {
+                        BlockFormat::Q6 => scales[i / HALF].abs(),
+                        _ => scales[0].abs(),
+                    };
+                    let error = (f64::from(*x) - y).abs();
+                    assert!(error <= steps * step, "{format:?}: {x} as {y}, steps of {step}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn integers_are_packed_and_unpacked() {
+        for format in BlockFormat::ALL {
+            let most = match format.words() {
+                8 => 255,
+                words => (1 << words.min(6)) - 1,
+            };
+            let integers: [u8; BLOCK] = std::array::from_fn(|i| (i * 89 % 256) as u8 & most);
+            let mut bytes = Vec::new();
+            format.pack(&integers, &mut bytes);
+            assert_eq!(bytes.len(), format.bytes());
+            let found = format
+                .integers(&bytes)
+                .map(|q| q.wrapping_add_unsigned(format.offset()) as u8);
+            assert_eq!(found, integers, "{format:?}");
+        }
+    }
+
+    #[test]
+    fn formats_are_known_by_their_words_and_scales() {
+        for format in BlockFormat::ALL {
+            for blocks in 1..50 {
+                let (words, scales) = (blocks * format.words(), blocks * format.scales());
+                assert_eq!(BlockFormat::of(words, scales), Some(format), "{blocks}");
+            }
+        }
+        for (words, scales) in [(0, 0), (0, 1), (4, 0), (7, 1), (5, 3), (16, 1), (usize::MAX, 1), (3, 1)] {
+            assert_eq!(BlockFormat::of(words, scales), None, "{words} {scales}");
         }
     }
 
@@ -155,13 +342,15 @@ mod tests {
     #[test]
     fn zeros_stay_and_what_is_not_finite_shows() {
         for format in BlockFormat::ALL {
-            let (mut bytes, mut scales) = (Vec::new(), Vec::new());
-            let mut values = vec![0.0; 2 * BLOCK];
-            values[BLOCK + 3] = f32::INFINITY;
-            format.quantize(&values, &mut bytes, &mut scales);
-            assert_eq!(scales[0], f16::ZERO);
-            assert_eq!(format.integers(&bytes), [0; BLOCK]);
-            assert!(!scales[1].is_finite());
+            for special in [f32::INFINITY, f32::NAN, -1e30] {
+                let mut values = vec![0.0; 2 * BLOCK];
+                values[BLOCK + 3] = special;
+                let (bytes, scales) = rounded(format, &values);
+                let (first, second) = scales.split_at(format.scales());
+                assert!(first.iter().all(|&scale| scale == f16::ZERO));
+                assert_eq!(format.numbers(&bytes, &vec![0.0; format.scales()]), [0.0; BLOCK]);
+                assert!(second.iter().any(|scale| !scale.is_finite()), "{format:?} {special}");
+            }
         }
     }
 }

@@ -10,7 +10,7 @@ use meganeura_core::graph::NodeKind;
 use meganeura_core::quantization::{BLOCK, BlockFormat};
 use meganeura_core::{DType, Error, Graph, Result, Session, TensorType};
 use meganeura_nn::layers::WeightStorage;
-use meganeura_nn::models::{LlamaConfig, LogitsOf};
+use meganeura_nn::models::{LlamaConfig, LogitsOf, StorageMap};
 use serde::Deserialize;
 
 use crate::adapters::{ADAPTERS, Adapters};
@@ -206,8 +206,8 @@ impl Checkpoint {
 
     /// Sets all parameters of a session but caches and adapters, which keep what they hold. Matrices in `f32` but the
     /// table of embeddings are transposed: checkpoints have `[outputs, inputs]`, graphs `[inputs, outputs]`. Parameters in
-    /// fewer bits have the rows of the checkpoint; they are copied where the file stores them so, or in fewer bits of the kind, else rounded row by
-    /// row.
+    /// fewer bits have the rows of the checkpoint; they keep their integers where the file stores them so, or in fewer bits of the kind, else are
+    /// rounded row by row.
     /// Nothing is set unless everything fits.
     ///
     /// # Errors
@@ -302,21 +302,26 @@ impl Checkpoint {
         differences.report(&self.shards[0].path)
     }
 
-    /// The storage that comes next to most of what the matrices are stored in, and loses nothing of it but of the K
-    /// formats: [`WeightStorage::Q8`] for Q8_0, Q5_0, Q4_K and Q6_K of GGUF files, [`WeightStorage::Q4`] for
-    /// Q4_0 if all matrices are stored so, [`WeightStorage::F16`] for F16. Everything else is computed as `f32`, safetensors always.
-    pub fn usual_storage(&self) -> WeightStorage {
+    /// How matrices are stored if nothing else is asked for. Those of GGUF files keep what they are in: blocks with the same
+    /// integers for all types of less than 16 bits, [`WeightStorage::F16`] for F16. Scales of the K formats are rounded to
+    /// `f16`. Everything else is computed as `f32`, safetensors always.
+    pub fn usual_storage(&self) -> StorageMap {
         if !self.shards.iter().all(|shard| gguf::is_one(&shard.path)) {
-            return WeightStorage::F32;
+            return StorageMap::default();
         }
-        match self.usual_element() {
-            Some(Element::Blocks(BlockFormat::Q8_0) | Element::Q5_0 | Element::Q4K | Element::Q6K) => WeightStorage::Q8,
-            // Files keep the matrix of logits in more bits, as a rule.
-            Some(Element::Blocks(BlockFormat::Q4_0)) if self.elements().len() > 1 => WeightStorage::Q8,
-            Some(Element::Blocks(BlockFormat::Q4_0)) => WeightStorage::Q4,
-            Some(Element::F16) => WeightStorage::F16,
-            Some(Element::F32 | Element::BF16) | None => WeightStorage::F32,
+        let of = |element: Element| match (element, element.format()) {
+            (_, Some(format)) => WeightStorage::from(format),
+            (Element::F16, None) => WeightStorage::F16,
+            (_, None) => WeightStorage::F32,
+        };
+        let most = self.elements().into_iter().max_by_key(|(_, size)| *size);
+        let mut map = StorageMap::all(most.map_or(WeightStorage::F32, |(element, _)| of(element)));
+        for (name, entry) in self.shards.iter().flat_map(|shard| &shard.tensors) {
+            if let Some(element) = entry.element {
+                map.set(name, of(element));
+            }
         }
+        map
     }
 
     /// Numbers of all tensors.
@@ -336,12 +341,6 @@ impl Checkpoint {
         }
         let most = counts.into_iter().max_by_key(|&(_, count)| count);
         most.map(|(stored, _)| stored.to_lowercase())
-    }
-
-    /// How the files store most of the numbers of matrices.
-    fn usual_element(&self) -> Option<Element> {
-        let most = self.elements().into_iter().max_by_key(|(_, size)| *size);
-        most.map(|(element, _)| element)
     }
 
     /// How the files store matrices, and how many numbers are stored so.
@@ -410,12 +409,9 @@ fn wanted(parameters: &[(String, TensorType)]) -> BTreeMap<&str, Wanted> {
             (DType::F16, _) if name.ends_with(SCALES) => continue,
             (DType::F16, _) => (Form::F16, shape),
             (DType::U32, &[rows, words]) => {
-                let blocks = scales_of(name).and_then(|ty| ty.shape.last().copied()).unwrap_or(0);
-                let format = words.checked_div(blocks).and_then(BlockFormat::of_words);
-                (
-                    Form::Blocks(format.unwrap_or(BlockFormat::Q8_0)),
-                    vec![rows, blocks * BLOCK],
-                )
+                let scales = scales_of(name).and_then(|ty| ty.shape.last().copied()).unwrap_or(0);
+                let format = BlockFormat::of(words, scales).unwrap_or(BlockFormat::Q8_0);
+                (Form::Blocks(format), vec![rows, scales / format.scales() * BLOCK])
             }
             _ => match transposed(name, &shape) {
                 Some([inputs, outputs]) => (Form::F32 { transposed: true }, vec![outputs, inputs]),

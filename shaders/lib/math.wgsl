@@ -414,6 +414,31 @@ fn q4_0_high_to_f32x4(word: u32) -> vec4<f32> {
     return floats - vec4<f32>(524296.0, 2056.0, 524296.0, 2056.0);
 }
 
+// Four bytes minus an offset.
+fn bytes_to_f32x4(bytes: u32, offset: f32) -> vec4<f32> {
+    let high = bytes >> 16u;
+    let bits = vec4<u32>(bytes & 0xffu, bytes & 0xff00u, high & 0xffu, high & 0xff00u);
+    let floats = bitcast<vec4<f32>>(bits | vec4<u32>(0x4b000000u, 0x47000000u, 0x4b000000u, 0x47000000u));
+    return floats - vec4<f32>(8388608.0 + offset, 32768.0 + offset, 8388608.0 + offset, 32768.0 + offset);
+}
+
+// Four integers of four bits in a word: of the first half of a block in the lower halves of bytes (0), or of the second (1).
+fn four_bits_to_f32x4(word: u32, half: u32) -> vec4<f32> {
+    return bytes_to_f32x4((word >> (4u * half)) & 0x0f0f0f0fu, 0.0);
+}
+
+// The same with a bit above each, those of the first half in the lowest bits of bytes and those of the second four bits higher.
+fn five_bits_to_f32x4(word: u32, above: u32, half: u32, offset: f32) -> vec4<f32> {
+    let low = (word >> (4u * half)) & 0x0f0f0f0fu;
+    return bytes_to_f32x4(low | (((above >> (4u * half)) & 0x01010101u) << 4u), offset);
+}
+
+// With two bits above each.
+fn six_bits_to_f32x4(word: u32, above: u32, half: u32) -> vec4<f32> {
+    let low = (word >> (4u * half)) & 0x0f0f0f0fu;
+    return bytes_to_f32x4(low | (((above >> (4u * half)) & 0x03030303u) << 4u), 32.0);
+}
+
 // The integer `i` of a block of Q8_0 in its word.
 fn q8_0_to_f32(word: u32, i: u32) -> f32 {
     return f32(i32(word << (24u - i % 4u * 8u)) >> 24u);
@@ -422,6 +447,21 @@ fn q8_0_to_f32(word: u32, i: u32) -> f32 {
 // The integer `i` of a block of Q4_0 in its word.
 fn q4_0_to_f32(word: u32, i: u32) -> f32 {
     return f32((word >> (i % 4u * 8u + i / 16u * 4u)) & 0xfu) - 8.0;
+}
+
+// The lower four bits of the integer `i` of a block, in its word.
+fn four_bits(word: u32, i: u32) -> u32 {
+    return (word >> (i % 4u * 8u + i / 16u * 4u)) & 0xfu;
+}
+
+// The integer `i` of a block of five bits, in its word and that of the highest bits.
+fn five_bits(word: u32, above: u32, i: u32) -> u32 {
+    return four_bits(word, i) | (((above >> (i % 4u * 8u + i / 4u)) & 1u) << 4u);
+}
+
+// The integer `i` of a block of six bits, in its word and that of its upper two bits.
+fn six_bits(word: u32, above: u32, i: u32) -> u32 {
+    return four_bits(word, i) | (((above >> (i % 4u * 8u + i / 8u * 2u)) & 3u) << 4u);
 }
 
 fn f32_to_f16(x: f32) -> u32 {

@@ -1,4 +1,4 @@
-//! Packed weights, as `core.dequantize` expands them: blocks of small integers in words, with a scale for each block.
+//! Packed weights, as `core.dequantize` expands them: blocks of small integers in words, with scales for each block.
 
 use meganeura_core::ops::Call;
 use meganeura_core::quantization::{BLOCK, BlockFormat};
@@ -7,6 +7,7 @@ use super::body::{Body, Def, Id};
 use super::emit::Emitter;
 use super::kernel::CompileCx;
 use super::location::Index;
+use super::module;
 use super::roles::Role;
 
 /// A matrix that is packed in memory.
@@ -39,23 +40,99 @@ impl Packed {
         })
     }
 
-    /// Terms of a word.
-    pub(super) fn terms(&self) -> usize {
-        BLOCK / self.format.words()
+    /// Terms of a unit, which are so many words.
+    pub(super) fn terms(&self, words: usize) -> usize {
+        words * if self.format == BlockFormat::Q8_0 { 4 } else { 8 }
     }
 
-    /// The vector `number` of four terms among those of so many words, `unit`, as WGSL: of each word in turn.
+    /// Whether the sum of a unit is multiplied with the scale of its block; otherwise units hold their scales.
+    pub(super) fn is_scaled(&self) -> bool {
+        matches!(self.format, BlockFormat::Q8_0 | BlockFormat::Q4_0)
+    }
+
+    /// The type of units of so many words, as WGSL. Those with scales of their own are a word of lower bits, the bits above as
+    /// `five_bits_to_f32x4` takes them, and both scales.
+    pub(super) fn unit_type(&self, words: usize) -> &'static str {
+        match self.is_scaled() {
+            true => module::words(words),
+            false => "vec4<u32>",
+        }
+    }
+
+    /// The unit of that number, of so many words, as WGSL.
+    pub(super) fn load_unit(&self, e: &mut Emitter, words: usize, number: &str) -> Result<String, String> {
+        if self.is_scaled() {
+            let loaded = e.module.load_words(self.words, words, number);
+            return loaded.ok_or_else(|| "packed weights are not in memory".to_owned());
+        }
+        let number = e.bind(number)?;
+        let (block, word) = (e.bind(&format!("{number} / 4u"))?, e.bind(&format!("{number} % 4u"))?);
+        let (low, above) = self.load_bits(e, &block, &word)?;
+        let scale = e
+            .module
+            .load(self.scales, &format!("{block} * {}u", self.format.scales()));
+        let second = match self.format.scales() {
+            1 => "0u".to_owned(),
+            _ => format!(
+                "bitcast<u32>({})",
+                e.module.load(self.scales, &format!("{block} * 2u + 1u"))
+            ),
+        };
+        Ok(format!("vec4<u32>({low}, {above}, bitcast<u32>({scale}), {second})"))
+    }
+
+    /// A word of lower bits of a block, and the bits above as `five_bits_to_f32x4` takes them.
+    fn load_bits(&self, e: &mut Emitter, block: &str, word: &str) -> Result<(String, String), String> {
+        let words = self.format.words();
+        let low = e.load(self.words, &format!("{block} * {words}u + {word}"))?;
+        let above = match self.format {
+            BlockFormat::Q6 => {
+                let above = e.load(self.words, &format!("{block} * {words}u + 4u + {word} % 2u"))?;
+                e.bind(&format!("{above} >> ({word} / 2u * 2u)"))?
+            }
+            BlockFormat::Q5_1 | BlockFormat::Q5_0 => {
+                let above = e.load(self.words, &format!("{block} * {words}u + 4u"))?;
+                e.bind(&format!("{above} >> {word}"))?
+            }
+            BlockFormat::Q8_0 | BlockFormat::Q4_1 | BlockFormat::Q4_0 => "0u".to_owned(),
+        };
+        Ok((low, above))
+    }
+
+    /// The vector `number` of four terms among those of a unit of so many words, `unit`, as WGSL: of each word in turn.
     pub(super) fn expand(&self, words: usize) -> String {
-        let vectors = self.terms() / 4;
+        let vectors = self.terms(1) / 4;
         let word = match words {
             1 => "unit".to_owned(),
             _ => format!("unit[number / {vectors}u]"),
         };
+        let [first, second] = ["bitcast<f32>(unit.z)", "bitcast<f32>(unit.w)"];
         match self.format {
             BlockFormat::Q8_0 => format!("q8_0_to_f32x4({word})"),
             BlockFormat::Q4_0 => {
                 format!("select(q4_0_low_to_f32x4({word}), q4_0_high_to_f32x4({word}), number % 2u == 1u)")
             }
+            BlockFormat::Q6 => {
+                let scale = format!("select({first}, {second}, number % 2u == 1u)");
+                self.scaled("unit.x", "unit.y", "number % 2u", [&scale, ""])
+            }
+            _ => self.scaled("unit.x", "unit.y", "number % 2u", [first, second]),
+        }
+    }
+
+    /// Four terms of a word of lower bits and the bits above, of that half of the block, with their scale and the minimum.
+    fn scaled(&self, word: &str, above: &str, half: &str, [scale, minimum]: [&str; 2]) -> String {
+        let integers = match self.format {
+            BlockFormat::Q6 => format!("six_bits_to_f32x4({word}, {above}, {half})"),
+            BlockFormat::Q5_1 | BlockFormat::Q5_0 => {
+                let offset = self.format.offset();
+                format!("five_bits_to_f32x4({word}, {above}, {half}, {offset}.0)")
+            }
+            _ => format!("four_bits_to_f32x4({word}, {half})"),
+        };
+        match self.format.has_minimum() {
+            true => format!("fma({integers}, vec4<f32>({scale}), vec4<f32>({minimum}))"),
+            false => format!("{scale} * {integers}"),
         }
     }
 
@@ -63,19 +140,32 @@ impl Packed {
     pub(super) fn load_vector(&self, e: &mut Emitter, number: &str) -> Result<String, String> {
         let number = e.bind(number)?;
         let block = e.bind(&format!("{number} / {BLOCK}u"))?;
-        let scale = e.load(self.scales, &block)?;
         match self.format {
             BlockFormat::Q8_0 => {
+                let scale = e.load(self.scales, &block)?;
                 let word = e.load(self.words, &format!("{number} / 4u"))?;
                 Ok(format!("{scale} * q8_0_to_f32x4({word})"))
             }
             BlockFormat::Q4_0 => {
+                let scale = e.load(self.scales, &block)?;
                 let word = e.load(self.words, &format!("{block} * 4u + {number} / 4u % 4u"))?;
                 let (low, high) = (
                     format!("q4_0_low_to_f32x4({word})"),
                     format!("q4_0_high_to_f32x4({word})"),
                 );
                 Ok(format!("{scale} * select({low}, {high}, {number} / 16u % 2u == 1u)"))
+            }
+            _ => {
+                let half = e.bind(&format!("{number} / 16u % 2u"))?;
+                let word = e.bind(&format!("{number} / 4u % 4u"))?;
+                let (low, above) = self.load_bits(e, &block, &word)?;
+                let (scale, minimum) = scales(self.format, &block, &half);
+                let scale = e.load(self.scales, &scale)?;
+                let minimum = match minimum {
+                    Some(minimum) => e.load(self.scales, &minimum)?,
+                    None => String::new(),
+                };
+                Ok(self.scaled(&low, &above, &half, [&scale, &minimum]))
             }
         }
     }
@@ -84,8 +174,8 @@ impl Packed {
     pub(super) fn vector_of(&self, words: usize) -> String {
         match self.format {
             BlockFormat::Q8_0 => format!("k * {words}u + number"),
-            // A block has four words, and eight vectors.
-            BlockFormat::Q4_0 => format!(
+            // A block has four words of lower bits, and eight vectors.
+            _ => format!(
                 "k / {}u * 8u + k % {}u * {words}u + number / 2u + number % 2u * 4u",
                 4 / words,
                 4 / words
@@ -94,9 +184,17 @@ impl Packed {
     }
 }
 
+/// Where the scale of a term is, in that half of a block, and where the minimum, if there is one.
+fn scales(format: BlockFormat, block: &str, half: &str) -> (String, Option<String>) {
+    match format {
+        BlockFormat::Q6 => (format!("{block} * 2u + {half}"), None),
+        _ if format.has_minimum() => (format!("{block} * 2u"), Some(format!("{block} * 2u + 1u"))),
+        _ => (block.to_owned(), None),
+    }
+}
+
 fn format_of(words: usize, scales: usize) -> Result<BlockFormat, String> {
-    let format = words.checked_div(scales).and_then(BlockFormat::of_words);
-    format.ok_or_else(|| format!("there is no format of {words} words with {scales} scales"))
+    BlockFormat::of(words, scales).ok_or_else(|| format!("there is no format of {words} words with {scales} scales"))
 }
 
 /// A variable with the number at a location.
@@ -105,13 +203,38 @@ pub(super) fn value(e: &mut Emitter, call: &Call, inputs: &[Id], at: &[Index]) -
     let (last, rows) = at.split_last().ok_or("packed numbers have an axis")?;
     let i = e.index(last)?;
     let block = e.bind(&format!("{i} / {BLOCK}u"))?;
-    let (word, number) = match format {
-        BlockFormat::Q8_0 => (format!("{i} / 4u"), "q8_0_to_f32"),
-        BlockFormat::Q4_0 => (format!("{block} * 4u + {i} % 16u / 4u"), "q4_0_to_f32"),
+    let words = format.words();
+    let word = match format {
+        BlockFormat::Q8_0 => format!("{i} / 4u"),
+        _ => format!("{block} * {words}u + {i} % 16u / 4u"),
     };
-    let word = e.bind(&word)?;
-    let element = |index: String| [rows, &[Index::text(index)]].concat();
-    let scale = e.value(inputs[1], &element(block))?;
-    let word = e.value(inputs[0], &element(word))?;
-    e.bind(&format!("{scale} * {number}({word}, {i} % {BLOCK}u)"))
+    let above = match format {
+        BlockFormat::Q6 => Some(format!("{block} * {words}u + 4u + {i} % 8u / 4u")),
+        BlockFormat::Q5_1 | BlockFormat::Q5_0 => Some(format!("{block} * {words}u + 4u")),
+        BlockFormat::Q8_0 | BlockFormat::Q4_1 | BlockFormat::Q4_0 => None,
+    };
+    let (scale, minimum) = scales(format, &block, &format!("{i} / 16u % 2u"));
+    // The number of an element of an operand is a variable.
+    let load = |e: &mut Emitter, input: usize, index: String| {
+        let index = e.bind(&index)?;
+        e.value(inputs[input], &[rows, &[Index::text(index)]].concat())
+    };
+    let scale = load(e, 1, scale)?;
+    let word = load(e, 0, word)?;
+    let above = above.map(|above| load(e, 0, above)).transpose()?.unwrap_or_default();
+    let number = match format {
+        BlockFormat::Q8_0 => format!("q8_0_to_f32({word}, {i} % {BLOCK}u)"),
+        BlockFormat::Q4_0 => format!("q4_0_to_f32({word}, {i} % {BLOCK}u)"),
+        BlockFormat::Q6 => format!("(f32(six_bits({word}, {above}, {i} % {BLOCK}u)) - 32.0)"),
+        BlockFormat::Q5_0 => format!("(f32(five_bits({word}, {above}, {i} % {BLOCK}u)) - 16.0)"),
+        BlockFormat::Q5_1 => format!("f32(five_bits({word}, {above}, {i} % {BLOCK}u))"),
+        BlockFormat::Q4_1 => format!("f32(four_bits({word}, {i} % {BLOCK}u))"),
+    };
+    match minimum {
+        Some(minimum) => {
+            let minimum = load(e, 1, minimum)?;
+            e.bind(&format!("fma({scale}, {number}, {minimum})"))
+        }
+        None => e.bind(&format!("{scale} * {number}")),
+    }
 }

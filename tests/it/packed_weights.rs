@@ -18,7 +18,7 @@ fn prompt(weights: WeightStorage, rows: usize) -> Session {
         heads: 4,
         kv_heads: 2,
         hidden: 3 * DIM,
-        weights,
+        weights: weights.into(),
         ..LlamaConfig::small(96)
     };
     let graph = config.decode_graph(&[], rows, 256, LogitsOf::OneRow);
@@ -30,7 +30,7 @@ fn prompt(weights: WeightStorage, rows: usize) -> Session {
 
 #[test]
 fn prompts_of_any_length_read_weights_packed() {
-    for weights in [WeightStorage::F16, WeightStorage::Q8, WeightStorage::Q4] {
+    for &weights in &WeightStorage::ALL[1..] {
         for rows in [1, 9, 64, 256] {
             let session = prompt(weights, rows);
             let plan = session.plan();

@@ -9,6 +9,7 @@
 mod backend;
 mod executor;
 mod faults;
+mod few_bits;
 pub mod gemm;
 mod kernel;
 mod kernels;

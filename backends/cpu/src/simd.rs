@@ -5,6 +5,8 @@
 
 use half::f16;
 
+use crate::few_bits;
+
 /// A register of f32 lanes.
 ///
 /// # Safety
@@ -37,6 +39,9 @@ pub(crate) trait Vector: Copy {
     /// Numbers of register `part` of 32: the lower nibbles of 16 bytes minus 8, then their upper nibbles minus 8, times
     /// [`Vector::NIBBLE_UNIT`].
     unsafe fn nibbles(from: *const u8, part: usize) -> Self;
+    /// Numbers of register `part` of 32 integers as [`BlockFormat`](meganeura_core::quantization::BlockFormat) has them: nibbles
+    /// as above, `ABOVE` bits (0, 1 or 2) above each in the bytes behind the first 16, minus `OFFSET`.
+    unsafe fn few_bits<const ABOVE: u32, const OFFSET: i8>(from: *const u8, part: usize) -> Self;
     /// Reads as many IEEE 754 binary16 numbers as there are lanes.
     unsafe fn load_f16(from: *const u16) -> Self;
     /// All lanes the binary16 number `*from`.
@@ -154,6 +159,16 @@ impl Vector for Portable {
     }
 
     #[inline(always)]
+    unsafe fn few_bits<const ABOVE: u32, const OFFSET: i8>(from: *const u8, part: usize) -> Self {
+        let mut numbers = [0.0; PORTABLE];
+        for (lane, x) in numbers.iter_mut().enumerate() {
+            // SAFETY: a block, which has as many registers as this is called for.
+            *x = f32::from(unsafe { few_bits::integer::<ABOVE, OFFSET>(from, part * PORTABLE + lane) });
+        }
+        Self(numbers)
+    }
+
+    #[inline(always)]
     unsafe fn load_f16(from: *const u16) -> Self {
         // SAFETY: the caller's pointer is valid for all lanes.
         let bits = unsafe { from.cast::<[u16; PORTABLE]>().read_unaligned() };
@@ -238,6 +253,7 @@ pub(crate) use x86::{Avx2, Avx512};
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
+    use crate::few_bits;
     use crate::simd::Vector;
     use std::arch::x86_64::*;
 
@@ -319,6 +335,24 @@ mod x86 {
                 let nibbles = _mm256_and_si256(bytes, _mm256_set1_epi8(0xf0u8.cast_signed()));
                 let control = _mm256_loadu_si256(HIGHEST.as_ptr().add(part % 2).cast());
                 Self(_mm256_cvtepi32_ps(_mm256_shuffle_epi8(nibbles, control)))
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn few_bits<const ABOVE: u32, const OFFSET: i8>(from: *const u8, part: usize) -> Self {
+            // SAFETY: see above.
+            unsafe {
+                let q = few_bits::integers::<ABOVE, OFFSET>(from);
+                let half = match part / 2 {
+                    0 => _mm256_castsi256_si128(q),
+                    _ => _mm256_extracti128_si256::<1>(q),
+                };
+                let eight = if part.is_multiple_of(2) {
+                    half
+                } else {
+                    _mm_unpackhi_epi64(half, half)
+                };
+                Self(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(eight)))
             }
         }
 
@@ -472,6 +506,19 @@ mod x86 {
                     _mm512_srli_epi32::<4>(bytes)
                 };
                 Self(_mm512_permutexvar_ps(nibbles, numbers))
+            }
+        }
+
+        #[inline(always)]
+        unsafe fn few_bits<const ABOVE: u32, const OFFSET: i8>(from: *const u8, part: usize) -> Self {
+            // SAFETY: see above; a CPU with AVX-512 has AVX2.
+            unsafe {
+                let q = few_bits::integers::<ABOVE, OFFSET>(from);
+                let half = match part {
+                    0 => _mm256_castsi256_si128(q),
+                    _ => _mm256_extracti128_si256::<1>(q),
+                };
+                Self(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(half)))
             }
         }
 

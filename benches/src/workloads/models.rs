@@ -63,7 +63,7 @@ impl Language {
 
     fn stored(self, weights: WeightStorage) -> LlamaConfig {
         let mut config = (self.config)();
-        config.weights = weights;
+        config.weights = weights.into();
         config
     }
 }

@@ -27,7 +27,7 @@ fn models() -> Vec<(&'static str, Graph, Mode)> {
     let of = |name: &str, rows: usize| preset(name).expect("a preset").graph(rows);
     let decode = |weights: WeightStorage| {
         let mut config = LlamaConfig::smollm2_135m();
-        config.weights = weights;
+        config.weights = weights.into();
         config.decode_graph(&[], 1, 128, LogitsOf::AllRows)
     };
     vec![

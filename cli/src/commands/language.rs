@@ -65,9 +65,9 @@ pub(super) struct ModelArgs {
     #[arg(long, value_name = "ROWS", default_value_t = 64)]
     prefill_rows: usize,
 
-    /// Storage type of the weights: f32, f16, or 8 or 4 bits with a scale per 32 weights [default: that of most weights of a
-    /// GGUF file, else f32]
-    #[arg(long, value_name = "f32|f16|q8|q4", value_parser = storage)]
+    /// Storage type of all matrices of weights: f32, f16, or blocks of 8, 6, 5 or 4 bits with scales (q6 is Q6_K, q5_1 is Q5_K
+    /// and q4_1 is Q4_K of GGUF files) [default: as stored in a GGUF file, each matrix in its own type; else f32]
+    #[arg(long, value_name = "f32|f16|q8|q6|q5_1|q5_0|q4_1|q4", value_parser = storage)]
     weights: Option<WeightStorage>,
 
     /// Build plans each time instead of keeping them in the user's cache folder.

@@ -27,9 +27,9 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SEL")]
     device: Option<String>,
 
-    /// Storage type of the weights that memory is estimated for: f32, f16, or 8 or 4 bits with a scale per 32 weights
-    /// [default: as `generate` has it]
-    #[arg(long, value_name = "f32|f16|q8|q4", value_parser = storage)]
+    /// Storage type of the weights that memory is estimated for: f32, f16, or blocks of 8, 6, 5 or 4 bits with scales
+    /// [default: as `generate` has it, matrices of GGUF files each in its own type]
+    #[arg(long, value_name = "f32|f16|q8|q6|q5_1|q5_0|q4_1|q4", value_parser = storage)]
     weights: Option<WeightStorage>,
 
     /// Tokens of the sequence that memory is estimated for [default: 4096, or the model's context if that is shorter]

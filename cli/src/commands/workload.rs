@@ -32,7 +32,7 @@ pub(crate) struct ModelOptions {
     pub(super) sequences: usize,
 
     /// Storage type of the weights of language models with a cache.
-    #[arg(long, value_name = "f32|f16|q8|q4", requires = "cache", value_parser = storage, default_value = "f32")]
+    #[arg(long, value_name = "f32|f16|q8|q6|q5_1|q5_0|q4_1|q4", requires = "cache", value_parser = storage, default_value = "f32")]
     pub(super) weights: WeightStorage,
 
     #[command(flatten)]
@@ -142,7 +142,7 @@ impl ModelOptions {
                 self.sequences
             ));
         }
-        config.weights = self.weights;
+        config.weights = self.weights.into();
         let logits = if rows == 1 { LogitsOf::AllRows } else { LogitsOf::OneRow };
         Ok(match self.sequences {
             1 => config.decode_graph(&[], rows, capacity, logits),

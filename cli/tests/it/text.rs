@@ -343,7 +343,7 @@ fn what_cannot_be_is_one_clear_error() {
             &long,
             llama,
             &["--lora", "2", "--weights", "q5"],
-            "there are f32, f16, q8, q4",
+            "there are f32, f16, q8, q6, q5_1, q5_0, q4_1, q4",
         ),
         (&long, llama, &["--steps", "1", "--epochs", "1"], "cannot be used with"),
     ] {

@@ -20,17 +20,18 @@ fn expanded(words: &TensorType, scales: &TensorType) -> Result<(BlockFormat, Ten
             "quantised weights are u32 words and floating-point scales, not {words} and {scales}"
         ));
     }
-    let ([rows @ .., length], [of_scales @ .., blocks]) = (words.shape.dims(), scales.shape.dims()) else {
+    let ([rows @ .., of_words], [same @ .., of_scales]) = (words.shape.dims(), scales.shape.dims()) else {
         return Err(format!("the words {words} and the scales {scales} need an axis"));
     };
-    let format = length.checked_div(*blocks).and_then(BlockFormat::of_words);
-    let format = format.filter(|format| blocks.checked_mul(format.words()) == Some(*length));
-    let (Some(format), true) = (format, rows == of_scales) else {
+    let (Some(format), true) = (BlockFormat::of(*of_words, *of_scales), rows == same) else {
+        let known = BlockFormat::ALL.map(|f| format!("{} and {} ({f:?})", f.words(), f.scales()));
         return Err(format!(
-            "the words {words} and the scales {scales} do not fit: all axes but the last must be equal, and there are 8 \
-             words for each scale (Q8_0) or 4 (Q4_0)"
+            "the words {words} and the scales {scales} do not fit: all axes but the last must be equal, and a block has {} \
+             words and scales",
+            known.join(", ")
         ));
     };
+    let blocks = of_scales / format.scales();
     let length = blocks.checked_mul(BLOCK).ok_or("there are too many blocks")?;
     Ok((
         format,
@@ -88,39 +89,83 @@ impl QuantizedDims {
 
 /// The numbers of words and scales.
 fn dequantize(g: &mut Graph, words: Value, scales: Value, format: BlockFormat, shape: &[usize]) -> NodeId {
-    let blocks = g.shape(scales).iter().product();
-    // Bit where each element of a word begins, halves of a block first.
-    let (shifts, halves, mask, middle): (Vec<u32>, _, _, _) = match format {
-        BlockFormat::Q8_0 => (vec![0, 8, 16, 24], 1, 0xff, 128),
-        BlockFormat::Q4_0 => (vec![0, 8, 16, 24, 4, 12, 20, 28], 2, 0xf, 8),
+    let blocks = shape.iter().product::<usize>() / BLOCK;
+    let words = g.reshape(words, &[blocks, format.words()]);
+    let mut q = match format {
+        BlockFormat::Q8_0 => {
+            // Two's complement with the sign flipped is 128 more than the number.
+            let bytes = bits(g, words.into(), 8, &[0, 8, 16, 24]);
+            let sign = g.scalar_of(DType::U32, 128.0);
+            g.bit_xor(bytes, sign)
+        }
+        _ => {
+            let low = g.slice_axis(words, -1, 0, 4);
+            // Halves of bytes, halves of a block first.
+            bits(g, low.into(), 4, &[0, 8, 16, 24, 4, 12, 20, 28])
+        }
     };
-    let words = g.reshape(words, &[blocks, 1, format.words(), 1]);
-    let shifts = g.constant_u32(shifts, &[halves, 1, 4]);
-    let mut q = g.shift_right(words, shifts);
-    let mask = g.scalar_of(DType::U32, f64::from(mask));
-    q = g.bit_and(q, mask);
-    if format == BlockFormat::Q8_0 {
-        // Two's complement with the sign flipped is 128 more than the number.
-        let sign = g.scalar_of(DType::U32, f64::from(middle));
-        q = g.bit_xor(q, sign);
+    q = g.reshape(q, &[blocks, BLOCK]);
+    // Bits above four, of bytes in turn.
+    let above = match format {
+        BlockFormat::Q6 => Some((2, [4, 2])),
+        BlockFormat::Q5_1 | BlockFormat::Q5_0 => Some((1, [8, 1])),
+        BlockFormat::Q8_0 | BlockFormat::Q4_1 | BlockFormat::Q4_0 => None,
+    };
+    if let Some((width, [rounds, count])) = above {
+        let high = g.slice_axis(words, -1, 4, 4 + count);
+        let shifts: Vec<u32> = (0..rounds as u32)
+            .flat_map(|round| [0, 8, 16, 24].map(|byte| byte + round * width))
+            .collect();
+        let high = bits(g, high.into(), width, &shifts);
+        let high = g.reshape(high, &[blocks, BLOCK]);
+        let four = g.scalar_of(DType::U32, 4.0);
+        let high = g.shift_left(high, four);
+        q = g.bit_or(q, high);
     }
     let q = g.cast(q, DType::F32);
-    let middle = g.scalar(middle as f32);
-    let q = g.sub(q, middle);
-    let q = g.reshape(q, &[blocks, BLOCK]);
+    let offset = match format {
+        BlockFormat::Q8_0 => 128.0,
+        _ => f32::from(format.offset()),
+    };
+    let offset = g.scalar(offset);
+    let q = g.sub(q, offset);
     let scales = g.cast(scales, DType::F32);
-    let scales = g.reshape(scales, &[blocks, 1]);
-    let y = g.mul(q, scales);
+    let scales = g.reshape(scales, &[blocks, format.scales()]);
+    let y = match format {
+        BlockFormat::Q6 => {
+            let q = g.reshape(q, &[blocks, 2, BLOCK / 2]);
+            let scales = g.reshape(scales, &[blocks, 2, 1]);
+            g.mul(q, scales)
+        }
+        BlockFormat::Q5_1 | BlockFormat::Q4_1 => {
+            let [scale, minimum] = [0, 1].map(|i| g.slice_axis(scales, -1, i, i + 1));
+            let y = g.mul(q, scale);
+            g.add(y, minimum)
+        }
+        BlockFormat::Q8_0 | BlockFormat::Q5_0 | BlockFormat::Q4_0 => g.mul(q, scales),
+    };
     g.reshape(y, shape)
 }
 
-/// Words and scales whose numbers are exact in `f16`, of both signs by the words.
+/// Numbers of `width` bits from words `[blocks, words]`: `[blocks, rounds, words, 4]`, where each
+/// round is four bits to begin at.
+fn bits(g: &mut Graph, words: Value, width: u32, shifts: &[u32]) -> NodeId {
+    let (rounds, count) = (shifts.len() / 4, g.shape(words).last().copied().unwrap_or(0));
+    let blocks = g.shape(words).first().copied().unwrap_or(0);
+    let words = g.reshape(words, &[blocks, 1, count, 1]);
+    let shifts = g.constant_u32(shifts.to_vec(), &[rounds, 1, 4]);
+    let q = g.shift_right(words, shifts);
+    let mask = g.scalar_of(DType::U32, f64::from((1 << width) - 1));
+    g.bit_and(q, mask)
+}
+
+/// Words and scales whose numbers are exact in `f16`, of both signs by the words where there are no minima.
 fn packed(shape: &[usize], format: BlockFormat) -> [SampleInput; 2] {
     let (rows, blocks) = shape.split_at(shape.len() - 1);
-    let words = [rows, &[blocks[0] * format.words()]].concat();
+    let last = |count: usize| [rows, &[blocks[0] * count]].concat();
     [
-        SampleInput::below(&words, u32::MAX as usize),
-        SampleInput::filled(DType::F16, shape, Fill::Below(60)),
+        SampleInput::below(&last(format.words()), u32::MAX as usize),
+        SampleInput::filled(DType::F16, &last(format.scales()), Fill::Below(60)),
     ]
 }
 
@@ -135,9 +180,9 @@ impl Operator for Dequantize {
 
     fn doc(&self) -> Doc {
         Doc {
-            shapes: "words (u32) [..., 8 blocks] (Q8_0) or [..., 4 blocks] (Q4_0), scales (float) [..., blocks] -> f32 [..., 32 blocks]",
-            formula: "y[..., 32 b + i] = scales[..., b] q_i, where q_i is byte i of the block's words as a signed number (Q8_0), or their lower half bytes (i < 16) or upper half bytes minus 8 (Q4_0)",
-            source: "the formats Q8_0 and Q4_0 of GGUF",
+            shapes: "words (u32) [..., words of a block * blocks], scales (float) [..., scales of a block * blocks] -> f32 [..., 32 blocks]; a block has 8 words and 1 scale (Q8_0), 6 and 2 (Q6), 5 and 2 (Q5_1), 5 and 1 (Q5_0), 4 and 2 (Q4_1), or 4 and 1 (Q4_0)",
+            formula: "y[..., 32 b + i] = s q_i + m, where q_i is byte i of the block's words as a signed number (Q8_0), or has the lower half of byte i (i < 16) or the upper half of byte i - 16 as its lower four bits: minus 8 (Q4_0); as it is, with the second scale as m (Q4_1); with bit i / 4 of byte 16 + i % 4 above, minus 16 (Q5_0), or as it is with the second scale as m (Q5_1); or with bits 2 (i / 8) and the next of byte 16 + i % 8 above, minus 32, where s is the second scale from i = 16 on (Q6). s is the first scale, and m = 0, where nothing else is said",
+            source: "the formats Q8_0, Q5_1, Q5_0, Q4_1 and Q4_0 of GGUF, with bits above four in another order; Q6 has the numbers of Q6_K",
         }
     }
 
@@ -160,12 +205,12 @@ impl Operator for Dequantize {
         Semantics::both(
             |call| {
                 let (words, scales) = (call.inputs[0], call.inputs[1]);
-                let count = words.data.len() / scales.data.len().max(1);
-                let format = BlockFormat::of_words(count).unwrap_or(BlockFormat::Q8_0);
-                let blocks = words.data.chunks_exact(format.words()).zip(&scales.data);
-                let numbers = blocks.flat_map(|(words, scale)| {
+                let format = BlockFormat::of(words.data.len(), scales.data.len()).unwrap_or(BlockFormat::Q8_0);
+                let blocks = words.data.chunks_exact(format.words());
+                let blocks = blocks.zip(scales.data.chunks_exact(format.scales()));
+                let numbers = blocks.flat_map(|(words, scales)| {
                     let bytes: Vec<u8> = words.iter().flat_map(|&w| (w as u32).to_le_bytes()).collect();
-                    format.integers(&bytes).map(|q| f64::from(q) * scale)
+                    format.numbers(&bytes, scales)
                 });
                 vec![numbers.collect()]
             },
@@ -207,7 +252,7 @@ impl Operator for QuantizedMatMul {
 
     fn doc(&self) -> Doc {
         Doc {
-            shapes: "x [..., m, k], weight (any float) [n, k], or words [n, ...] and scales [n, k / 32] as core.dequantize has them -> f32 [..., m, n]",
+            shapes: "x [..., m, k], weight (any float) [n, k], or words [n, ...] and scales [n, ...] as core.dequantize has them -> f32 [..., m, n]",
             formula: "core.matmul of x and the weight transposed, which is converted to f32, or dequantized, inside the kernel",
             source: "Dettmers et al., 2022 (LLM.int8()), with weights dequantized instead of rows rounded",
         }
@@ -377,15 +422,15 @@ impl Operator for QuantizedMatMulAdd {
 }
 
 impl Graph {
-    /// The numbers `f32 [..., 32 blocks]` of `words`, `u32 [..., 8 blocks]` for Q8_0 or `[..., 4 blocks]` for Q4_0, and
-    /// `scales [..., blocks]`: see [`crate::quantization`].
+    /// The numbers `f32 [..., 32 blocks]` of `words`, `u32 [..., words of a block * blocks]`, and `scales [..., scales of a
+    /// block * blocks]`: see [`crate::quantization`]. How many there are of both says which format it is.
     #[track_caller]
     pub fn dequantize(&mut self, words: impl Into<Value>, scales: impl Into<Value>) -> NodeId {
         self.call(OpRef::new(&Dequantize), Attrs::new(), vec![words.into(), scales.into()])
     }
 
     /// `x [..., m, k]` times a weight transposed, `-> f32 [..., m, n]`. The weight is `[n, k]` in any float type, or with
-    /// `scales [n, k / 32]` the words of [`Graph::dequantize`], and is expanded inside of the product: memory is read in
+    /// `scales` the words of [`Graph::dequantize`], and is expanded inside of the product: memory is read in
     /// the stored size. Gradients flow to `x` and to the floating-point operands.
     #[track_caller]
     pub fn quantized_matmul(&mut self, x: impl Into<Value>, weight: impl Into<Value>, scales: Option<Value>) -> NodeId {

@@ -113,7 +113,7 @@ impl Operator for RmsNormQuantizedMatMul {
 
     fn doc(&self) -> Doc {
         Doc {
-            shapes: "x [..., m, k], weight [k], matrix [n, k], or words [n, ...] and scales [n, k / 32] as core.dequantize has them -> out [..., m, n], rstd [..., m, 1] as x",
+            shapes: "x [..., m, k], weight [k], matrix [n, k], or words [n, ...] and scales [n, ...] as core.dequantize has them -> out [..., m, n], rstd [..., m, 1] as x",
             formula: "core.quantized_matmul of core.rms_norm(x, weight) and the matrix; port 1 is the rstd of the normalisation",
             source: "as core.rms_norm_matmul",
         }

@@ -23,13 +23,14 @@ fn words_and_scales_that_do_not_fit() {
         (&[3, 16][..], &[3, 3][..]),
         (&[3, 16], &[2, 2]),
         (&[3, 6], &[3, 1]),
+        (&[3, 5], &[3, 3]),
         (&[3, 0], &[3, 0]),
         (&[3, 16], &[2]),
     ] {
         let mut g = Graph::new();
         let [w, s] = packed(&mut g, words, scales);
         g.dequantize(w, s);
-        says(&g, &["do not fit", "8 words for each scale (Q8_0) or 4 (Q4_0)"]);
+        says(&g, &["do not fit", "8 and 1 (Q8_0), 6 and 2 (Q6)"]);
     }
     let mut g = Graph::new();
     let [w, s] = packed(&mut g, &[3, 16], &[3, 2]);

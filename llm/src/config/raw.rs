@@ -4,8 +4,8 @@ use std::path::Path;
 
 use meganeura_core::Result;
 use meganeura_core::ops::RopeScaling;
-use meganeura_nn::layers::{Activation, LongRope, QkNorm, WeightStorage};
-use meganeura_nn::models::{LayerSet, LlamaConfig, NormPlacement};
+use meganeura_nn::layers::{Activation, LongRope, QkNorm};
+use meganeura_nn::models::{LayerSet, LlamaConfig, NormPlacement, StorageMap};
 use serde::Deserialize;
 
 use super::rope::Rope;
@@ -251,7 +251,7 @@ impl Raw {
             eps: self.rms_norm_eps.unwrap_or(usual.eps),
             tied_embeddings: self.tie_word_embeddings.unwrap_or(usual.tied),
             lora: None,
-            weights: WeightStorage::F32,
+            weights: StorageMap::default(),
         };
         let config = ModelConfig {
             network,

@@ -210,7 +210,7 @@ impl Engine {
             ));
         }
         draft_model::check(&config, &self.config, self.context, &self.options)?;
-        config.network.weights = self.options.weights.unwrap_or_else(|| checkpoint.usual_storage());
+        config.network.weights = self.options.storage(checkpoint);
         self.draft_model = Some(DraftModel::new(plans, &config, checkpoint, &self.options, self.cache)?);
         Ok(())
     }
@@ -222,7 +222,7 @@ impl Engine {
         checkpoint: &Checkpoint,
         options: EngineOptions,
     ) -> Result<Self> {
-        config.network.weights = options.weights.unwrap_or_else(|| checkpoint.usual_storage());
+        config.network.weights = options.storage(checkpoint);
         let context = options.context.unwrap_or(config.context);
         options.check(context, config.context)?;
         let table_len = context.div_ceil(BLOCK_ROWS);

@@ -4,6 +4,9 @@ use std::path::PathBuf;
 
 use meganeura_core::{Error, Result};
 use meganeura_nn::layers::WeightStorage;
+use meganeura_nn::models::StorageMap;
+
+use crate::checkpoint::Checkpoint;
 
 /// A smaller model that guesses tokens.
 #[derive(Clone, Debug)]
@@ -69,6 +72,11 @@ impl Default for EngineOptions {
 }
 
 impl EngineOptions {
+    /// How the matrices of a checkpoint are stored.
+    pub(super) fn storage(&self, checkpoint: &Checkpoint) -> StorageMap {
+        self.weights.map_or_else(|| checkpoint.usual_storage(), StorageMap::all)
+    }
+
     /// Whether they make sense for sequences of so many tokens, and a model of so many positions.
     pub(super) fn check(&self, context: usize, of_model: usize) -> Result<()> {
         let refuse = |message: String, remedy: &str| Err(Error::misuse(message, remedy));

@@ -14,7 +14,7 @@ use meganeura_core::config::Config;
 use meganeura_core::plan::MemoryForecast;
 use meganeura_core::{Error, Graph, Result, Session, select};
 use meganeura_nn::layers::WeightStorage;
-use meganeura_nn::models::{KV_POS, LOGITS_ROW, LlamaConfig, LogitsOf, TOKENS, kv_cache_names};
+use meganeura_nn::models::{KV_POS, LOGITS_ROW, LlamaConfig, LogitsOf, StorageMap, TOKENS, kv_cache_names};
 
 use crate::adapters::Adapters;
 use crate::checkpoint::Checkpoint;
@@ -178,7 +178,9 @@ impl Generator {
         checkpoint: Checkpoint,
         options: &GeneratorOptions,
     ) -> Result<Self> {
-        config.network.weights = options.weights.unwrap_or_else(|| checkpoint.usual_storage());
+        config.network.weights = options
+            .weights
+            .map_or_else(|| checkpoint.usual_storage(), StorageMap::all);
         let capacity = options.capacity.unwrap_or(config.context);
         if capacity == 0 || capacity > config.context {
             return Err(Error::misuse(

@@ -1,8 +1,8 @@
 //! GGUF files: a model with its configuration, weights and tokenizer in one file. They are only read.
 //!
 //! The reader is this library's own: the crates for it parse streams into memory, or know no checks against hostile
-//! files, and the format is short. Versions 2 and 3, little-endian, with tensors in F32, F16, BF16, Q8_0, Q5_0, Q4_0,
-//! Q4_K and Q6_K. Every length is compared with what is left of the file before anything is allocated for it.
+//! files, and the format is short. Versions 2 and 3, little-endian, with tensors in F32, F16, BF16, Q8_0, Q5_1, Q5_0, Q4_1,
+//! Q4_0, Q6_K, Q5_K, Q4_K, IQ4_NL and MXFP4. Every length is compared with what is left of the file before anything is allocated for it.
 
 mod model;
 mod names;
@@ -16,7 +16,6 @@ mod tokenizer;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use meganeura_core::quantization::BlockFormat;
 use meganeura_core::{Error, Result};
 use memmap2::Mmap;
 
@@ -262,17 +261,7 @@ fn tensor(reader: &mut Reader) -> std::result::Result<Info, String> {
     // The innermost axis comes first in files.
     shape.reverse();
     let stored = reader.u32()?;
-    let element = match stored {
-        0 => Some(Element::F32),
-        1 => Some(Element::F16),
-        2 => Some(Element::Blocks(BlockFormat::Q4_0)),
-        6 => Some(Element::Q5_0),
-        8 => Some(Element::Blocks(BlockFormat::Q8_0)),
-        12 => Some(Element::Q4K),
-        14 => Some(Element::Q6K),
-        30 => Some(Element::BF16),
-        _ => None,
-    };
+    let element = Element::of_gguf(stored);
     let row = shape.last().copied().unwrap_or(0);
     if element.is_some_and(|element| element.bytes(row).is_none()) {
         return Err(format!("rows of {row} are no whole blocks of type {stored}"));

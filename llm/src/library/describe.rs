@@ -160,7 +160,7 @@ impl LocalModel {
             false => {
                 let config = ModelConfig::open(&folder).map_err(unsupported)?;
                 self.context = Some(config.context);
-                let network = Network::Text(Box::new(config.network), config.context, WeightStorage::F32);
+                let network = Network::Text(Box::new(config.network), config.context);
                 (network, None)
             }
         };
@@ -209,8 +209,9 @@ impl LocalModel {
         let config = ModelConfig::of_gguf(&first, &path).map_err(unsupported)?;
         let checkpoint = Checkpoint::of_gguf(first).map_err(unsupported)?;
         checkpoint.check_model(&config.network).map_err(unsupported)?;
-        let (context, usual) = (config.context, checkpoint.usual_storage());
-        self.network = Some(Network::Text(Box::new(config.network), context, usual));
+        let mut network = config.network;
+        network.weights = checkpoint.usual_storage();
+        self.network = Some(Network::Text(Box::new(network), config.context));
         Ok(())
     }
 }

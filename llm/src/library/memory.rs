@@ -3,7 +3,7 @@
 use meganeura_core::graph::NodeKind;
 use meganeura_core::{Graph, Result};
 use meganeura_nn::layers::WeightStorage;
-use meganeura_nn::models::{BertConfig, LlamaConfig, LogitsOf};
+use meganeura_nn::models::{BertConfig, LlamaConfig, LogitsOf, StorageMap};
 
 /// Begins the names of caches among the parameters of a graph.
 const CACHES: &str = "kv_cache.";
@@ -30,17 +30,17 @@ impl MemoryEstimate {
 /// A network that memory can be estimated for.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Network {
-    /// A language model, its context, and how its weights are stored if nothing is said.
-    Text(Box<LlamaConfig>, usize, WeightStorage),
+    /// A language model, with its weights stored as they are if nothing is said, and its context.
+    Text(Box<LlamaConfig>, usize),
     Encoder(Box<BertConfig>),
 }
 
 impl Network {
     pub(super) fn memory(&self, weights: Option<WeightStorage>, context: Option<usize>) -> Result<MemoryEstimate> {
         match self {
-            Network::Text(network, longest, usual) => {
+            Network::Text(network, longest) => {
                 let mut network = **network;
-                network.weights = weights.unwrap_or(*usual);
+                network.weights = weights.map_or(network.weights, StorageMap::all);
                 let rows = context.unwrap_or(USUAL_CONTEXT).clamp(1, *longest);
                 of_graph(&network.decode_graph(&[], 1, rows, LogitsOf::OneRow))
             }
@@ -76,7 +76,7 @@ mod tests {
     fn weights_and_caches_are_counted() {
         let network = LlamaConfig::smollm2_135m();
         let (layers, width) = (network.layers as u64, network.kv_width() as u64);
-        let model = Network::Text(Box::new(network), 8192, WeightStorage::F32);
+        let model = Network::Text(Box::new(network), 8192);
         let of = |weights, context| model.memory(weights, context).expect("a model");
         let usual = of(None, None);
         assert_eq!(usual.cache, 2 * 4 * layers * width * USUAL_CONTEXT as u64);

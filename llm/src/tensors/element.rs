@@ -4,8 +4,7 @@ use half::{bf16, f16};
 use meganeura_core::quantization::{BLOCK, BlockFormat};
 use safetensors::tensor::Dtype;
 
-/// Numbers of a super-block of the K formats.
-const SUPER: usize = 256;
+use super::blocks::{self, SUPER};
 
 /// How a file stores numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,19 +12,23 @@ pub(crate) enum Element {
     F32,
     F16,
     BF16,
-    /// Blocks with an `f16` scale in front of each.
+    /// Blocks with `f16` scales in front of each.
     Blocks(BlockFormat),
-    /// 32 numbers of 5 bits with an `f16` scale in front. Files of Q4_K have it where rows are no whole super-blocks.
-    Q5_0,
     /// 256 numbers of 4 bits in 8 blocks, whose scales and minima have 6 bits each.
     Q4K,
+    /// The same with 5 bits.
+    Q5K,
     /// 256 numbers of 6 bits in 16 blocks, whose scales have 8 bits.
     Q6K,
+    /// Blocks of 32 numbers of a table of 16, with an `f16` scale.
+    Iq4Nl,
+    /// Blocks of 32 floating-point numbers of 4 bits, with a power of two.
+    Mxfp4,
 }
 
 impl Element {
     /// What can be read.
-    pub(crate) const KNOWN: &str = "F32, F16, BF16, Q8_0, Q5_0, Q4_0, Q4_K or Q6_K";
+    pub(crate) const KNOWN: &str = "F32, F16, BF16, Q8_0, Q5_1, Q5_0, Q4_1, Q4_0, Q6_K, Q5_K, Q4_K, IQ4_NL or MXFP4";
 
     /// Of a safetensors file, if it can be read.
     pub(crate) fn of_safetensors(dtype: Dtype) -> Option<Self> {
@@ -37,15 +40,37 @@ impl Element {
         }
     }
 
+    /// Of the type of that number in GGUF files, if it can be read.
+    pub(crate) fn of_gguf(number: u32) -> Option<Self> {
+        match number {
+            0 => Some(Element::F32),
+            1 => Some(Element::F16),
+            2 => Some(Element::Blocks(BlockFormat::Q4_0)),
+            3 => Some(Element::Blocks(BlockFormat::Q4_1)),
+            6 => Some(Element::Blocks(BlockFormat::Q5_0)),
+            7 => Some(Element::Blocks(BlockFormat::Q5_1)),
+            8 => Some(Element::Blocks(BlockFormat::Q8_0)),
+            12 => Some(Element::Q4K),
+            13 => Some(Element::Q5K),
+            14 => Some(Element::Q6K),
+            20 => Some(Element::Iq4Nl),
+            30 => Some(Element::BF16),
+            39 => Some(Element::Mxfp4),
+            _ => None,
+        }
+    }
+
     /// Numbers that are stored together, and their bytes.
     pub(crate) fn block(self) -> [usize; 2] {
         match self {
             Element::F32 => [1, 4],
             Element::F16 | Element::BF16 => [1, 2],
-            Element::Blocks(format) => [BLOCK, size_of::<f16>() + format.bytes()],
-            Element::Q5_0 => [BLOCK, 22],
+            Element::Blocks(format) => [BLOCK, size_of::<f16>() * format.scales() + format.bytes()],
             Element::Q4K => [SUPER, 144],
+            Element::Q5K => [SUPER, 176],
             Element::Q6K => [SUPER, 210],
+            Element::Iq4Nl => [BLOCK, 18],
+            Element::Mxfp4 => [BLOCK, 17],
         }
     }
 
@@ -64,7 +89,7 @@ impl Element {
             Element::F32 => plain(bytes, f32::from_le_bytes, out),
             Element::F16 => plain(bytes, |b| f16::from_le_bytes(b).to_f32(), out),
             Element::BF16 => plain(bytes, |b| bf16::from_le_bytes(b).to_f32(), out),
-            Element::Blocks(format) => {
+            Element::Blocks(format @ (BlockFormat::Q8_0 | BlockFormat::Q4_0)) => {
                 for (block, out) in self.blocks(bytes, out) {
                     let (scale, integers) = split_scale(block);
                     for (x, q) in out.iter_mut().zip(format.integers(integers)) {
@@ -72,16 +97,28 @@ impl Element {
                     }
                 }
             }
-            Element::Q5_0 => {
-                for (block, out) in self.blocks(bytes, out) {
-                    let (scale, rest) = split_scale(block);
-                    for (x, q) in out.iter_mut().zip(q5_0(rest)) {
-                        *x = f32::from(q) * scale.to_f32();
+            _ => {
+                let Some(format) = self.format() else { return };
+                let (parts, _) = out.as_chunks_mut::<BLOCK>();
+                let mut parts = parts.iter_mut();
+                blocks::each(self, bytes, |block| {
+                    if let Some(part) = parts.next() {
+                        *part = block.numbers(format);
                     }
-                }
+                });
             }
-            Element::Q4K => self.blocks(bytes, out).for_each(|(block, out)| q4_k(block, out)),
-            Element::Q6K => self.blocks(bytes, out).for_each(|(block, out)| q6_k(block, out)),
+        }
+    }
+
+    /// The format of blocks that has the same integers; scales of K formats are rounded to `f16`.
+    pub(crate) fn format(self) -> Option<BlockFormat> {
+        match self {
+            Element::F32 | Element::F16 | Element::BF16 => None,
+            Element::Blocks(format) => Some(format),
+            Element::Q4K => Some(BlockFormat::Q4_1),
+            Element::Q5K => Some(BlockFormat::Q5_1),
+            Element::Q6K => Some(BlockFormat::Q6),
+            Element::Iq4Nl | Element::Mxfp4 => Some(BlockFormat::Q8_0),
         }
     }
 
@@ -100,57 +137,4 @@ fn plain<const N: usize>(bytes: &[u8], read: impl Fn([u8; N]) -> f32, out: &mut 
 pub(super) fn split_scale(block: &[u8]) -> (f16, &[u8]) {
     let (scale, rest) = block.split_at(size_of::<f16>());
     (f16::from_le_bytes([scale[0], scale[1]]), rest)
-}
-
-/// The integers of a block, from -16 to 15: four bytes with the upper bit of each, then 16 bytes of which each has the lower
-/// four bits of one integer and of that 16 places further on.
-pub(super) fn q5_0(block: &[u8]) -> impl Iterator<Item = i8> {
-    let (upper, lower) = block.split_at(4);
-    (0..BLOCK).map(move |i| {
-        let byte = lower[i % 16];
-        let four = if i < 16 { byte & 15 } else { byte >> 4 };
-        let fifth = upper[i / 8] >> (i % 8) & 1;
-        (four | fifth << 4).cast_signed() - 16
-    })
-}
-
-/// `d` and `dmin`, 12 bytes of scales and minima, 128 bytes of halves: scales and minima 0 to 3 are the lower six bits of
-/// bytes 0 to 7, the others have four bits in bytes 8 to 11 and two more above the former.
-fn q4_k(block: &[u8], out: &mut [f32]) {
-    let (d, rest) = split_scale(block);
-    let (least, rest) = split_scale(rest);
-    let (packed, halves) = rest.split_at(12);
-    for (i, out) in out.chunks_exact_mut(BLOCK).enumerate() {
-        let (scale, minimum) = match i {
-            0..4 => (packed[i] & 63, packed[i + 4] & 63),
-            _ => (
-                packed[i + 4] & 15 | packed[i - 4] >> 6 << 4,
-                packed[i + 4] >> 4 | packed[i] >> 6 << 4,
-            ),
-        };
-        let scale = d.to_f32() * f32::from(scale);
-        let minimum = least.to_f32() * f32::from(minimum);
-        // Two blocks share their bytes.
-        for (x, byte) in out.iter_mut().zip(&halves[i / 2 * BLOCK..]) {
-            let q = if i % 2 == 0 { byte & 15 } else { byte >> 4 };
-            *x = scale * f32::from(q) - minimum;
-        }
-    }
-}
-
-/// 128 bytes with the lower four bits, 64 with the upper two, 16 signed scales of 16 numbers each, `d`. Of each half of
-/// the numbers, a quarter has the lower halves of 32 bytes, the next those of 32 more, and the others the upper halves.
-fn q6_k(block: &[u8], out: &mut [f32]) {
-    let (low, rest) = block.split_at(128);
-    let (high, rest) = rest.split_at(64);
-    let (scales, d) = rest.split_at(16);
-    let (d, _) = split_scale(d);
-    for (i, x) in out.iter_mut().enumerate() {
-        let (half, quarter, at) = (i / 128, i / 32 % 4, i % 32);
-        let byte = low[64 * half + 32 * (quarter % 2) + at];
-        let four = if quarter < 2 { byte & 15 } else { byte >> 4 };
-        let two = high[32 * half + at] >> (2 * quarter) & 3;
-        let q = i16::from(four | two << 4) - 32;
-        *x = d.to_f32() * f32::from(scales[i / 16] as i8) * f32::from(q);
-    }
 }

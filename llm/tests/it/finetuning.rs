@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use half::f16;
 use meganeura_compiler::build::Builder;
-use meganeura_core::quantization::{BLOCK, BlockFormat};
+use meganeura_core::quantization::BLOCK;
 use meganeura_core::{Adam, Session};
 use meganeura_cpu::CpuDevice;
 use meganeura_llm::{
@@ -53,7 +53,7 @@ fn training(lora: Option<LoraConfig>, batch: usize, rows: usize) -> Session {
 
 fn training_with(lora: Option<LoraConfig>, weights: WeightStorage, batch: usize, rows: usize) -> Session {
     let network = LlamaConfig {
-        weights,
+        weights: weights.into(),
         ..network(lora)
     };
     let graph = language_model(batch, rows, |g, tokens| network.build(g, "").forward(g, tokens));
@@ -129,19 +129,12 @@ fn twenty_steps_of_adapters_are_the_same() {
 
 /// What weights stored in fewer bits are computed with: the rows of `[outputs, inputs]` in blocks, those of another length in `f16`.
 fn rounded(weight: &[f32], inputs: usize, storage: WeightStorage) -> Vec<f32> {
-    let format = match storage {
-        WeightStorage::Q8 => Some(BlockFormat::Q8_0),
-        WeightStorage::Q4 => Some(BlockFormat::Q4_0),
-        _ => None,
-    };
-    let Some(format) = format.filter(|_| inputs.is_multiple_of(BLOCK)) else {
+    let Some(format) = storage.format().filter(|_| inputs.is_multiple_of(BLOCK)) else {
         return weight.iter().map(|&x| f16::from_f32(x).to_f32()).collect();
     };
     let (mut bytes, mut scales) = (Vec::new(), Vec::new());
     format.quantize(weight, &mut bytes, &mut scales);
-    let blocks = bytes.chunks_exact(format.bytes()).zip(scales);
-    let numbers = blocks.flat_map(|(bytes, scale)| format.integers(bytes).map(|q| f32::from(q) * scale.to_f32()));
-    numbers.collect()
+    format.dequantize(&bytes, &scales)
 }
 
 /// Adapters on packed weights (QLoRA; Dettmers et al., 2023) learn what they learn on the same numbers in `f32`.
@@ -150,7 +143,7 @@ fn adapters_on_packed_weights_follow_those_on_their_numbers() {
     let adapters = Adapters::open(&lora()).expect("adapters");
     let lora = Some(*adapters.config());
     let curve = json("lora_curve.json");
-    for storage in [WeightStorage::F16, WeightStorage::Q8, WeightStorage::Q4] {
+    for &storage in &WeightStorage::ALL[1..] {
         let mut packed = training_with(lora, storage, 2, 24);
         let mut plain = training(lora, 2, 24);
         for view in plain.plan().parameters() {

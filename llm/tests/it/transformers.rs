@@ -7,7 +7,7 @@ use std::sync::Arc;
 use half::{bf16, f16};
 use meganeura_compiler::build::Builder;
 use meganeura_core::backend::Device;
-use meganeura_core::quantization::{BLOCK, BlockFormat};
+use meganeura_core::quantization::BLOCK;
 use meganeura_cpu::CpuDevice;
 use meganeura_llm::{
     ChatTemplate, Checkpoint, Generator, GeneratorOptions, Message, ModelConfig, Request, Sampling, Tokenizer,
@@ -137,19 +137,12 @@ fn rounded(model: &str, weights: WeightStorage) -> tempfile::TempDir {
                 .map(|&b| bf16::from_le_bytes(b).to_f32())
                 .collect(),
         };
-        let format = match weights {
-            WeightStorage::Q8 => Some(BlockFormat::Q8_0),
-            WeightStorage::Q4 => Some(BlockFormat::Q4_0),
-            _ => None,
-        };
         if let &[_, width] = view.shape() {
-            match format.filter(|_| width.is_multiple_of(BLOCK)) {
+            match weights.format().filter(|_| width.is_multiple_of(BLOCK)) {
                 Some(format) => {
                     let (mut bytes, mut scales) = (Vec::new(), Vec::new());
                     format.quantize(&values, &mut bytes, &mut scales);
-                    let blocks = bytes.chunks(format.bytes()).zip(&scales);
-                    let numbers = blocks.flat_map(|(b, s)| format.integers(b).map(|q| f32::from(q) * s.to_f32()));
-                    values = numbers.collect();
+                    values = format.dequantize(&bytes, &scales);
                 }
                 None => values.iter_mut().for_each(|x| *x = f16::from_f32(*x).to_f32()),
             }
@@ -181,7 +174,7 @@ fn packed_weights_are_the_rounded_numbers() {
         "olmo2",
     ] {
         let prompt = ids(&expected(model)["prompt_ids"]);
-        for weights in [WeightStorage::F16, WeightStorage::Q8, WeightStorage::Q4] {
+        for &weights in &WeightStorage::ALL[1..] {
             let folder = rounded(model, weights);
             let wanted = generator_in(folder.path(), 64, WeightStorage::F32).prompt_logits(&prompt);
             let wanted = wanted.expect("logits");
@@ -214,9 +207,9 @@ fn logits_of_rounded_weights_are_near() {
 #[test]
 fn tied_embeddings_are_stored_once_and_packed() {
     let config = ModelConfig::open(&folder("llama")).expect("a configuration");
-    let bytes = |weights| {
+    let bytes = |weights: WeightStorage| {
         let network = LlamaConfig {
-            weights,
+            weights: weights.into(),
             ..config.network
         };
         let graph = network.decode_graph(&[], 1, 16, LogitsOf::AllRows);

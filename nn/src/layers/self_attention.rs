@@ -45,7 +45,8 @@ pub struct SelfAttentionConfig {
     eps: f32,
     zero_centered_norms: bool,
     lora: Option<LoraConfig>,
-    storage: WeightStorage,
+    /// Of the projections to queries, keys and values, and of the one of the result.
+    storages: [WeightStorage; 4],
 }
 
 impl SelfAttentionConfig {
@@ -70,7 +71,7 @@ impl SelfAttentionConfig {
             eps: 1e-6,
             zero_centered_norms: false,
             lora: None,
-            storage: WeightStorage::F32,
+            storages: [WeightStorage::F32; 4],
         }
     }
 
@@ -190,8 +191,14 @@ impl SelfAttentionConfig {
 
     /// Stores the weights of the projections in fewer bits; they are not trained then.
     #[must_use]
-    pub fn storage(mut self, storage: WeightStorage) -> Self {
-        self.storage = storage;
+    pub fn storage(self, storage: WeightStorage) -> Self {
+        self.storages([storage; 4])
+    }
+
+    /// The same for each projection: to queries, keys and values, and of the result.
+    #[must_use]
+    pub fn storages(mut self, storages: [WeightStorage; 4]) -> Self {
+        self.storages = storages;
         self
     }
 
@@ -268,22 +275,30 @@ impl SelfAttentionConfig {
             };
             [norm(g, "q_norm", of_q), norm(g, "k_norm", of_k)]
         });
+        let [q, k, v, o] = self.storages;
         SelfAttention {
             name: name.to_owned(),
-            q: self.project(g, &scoped(name, "q_proj"), [self.dim, own], inward),
-            k: self.project(g, &scoped(name, "k_proj"), [self.dim, shared], inward),
-            v: self.project(g, &scoped(name, "v_proj"), [self.dim, shared], inward),
-            o: self.project(g, &scoped(name, "o_proj"), [own, self.dim], outward),
+            q: self.project(g, &scoped(name, "q_proj"), [self.dim, own], inward, q),
+            k: self.project(g, &scoped(name, "k_proj"), [self.dim, shared], inward, k),
+            v: self.project(g, &scoped(name, "v_proj"), [self.dim, shared], inward, v),
+            o: self.project(g, &scoped(name, "o_proj"), [own, self.dim], outward, o),
             qk_norms,
             config: self,
         }
     }
 
     #[track_caller]
-    fn project(&self, g: &mut Graph, name: &str, [inputs, outputs]: [usize; 2], bias: bool) -> Linear {
+    fn project(
+        &self,
+        g: &mut Graph,
+        name: &str,
+        [inputs, outputs]: [usize; 2],
+        bias: bool,
+        storage: WeightStorage,
+    ) -> Linear {
         LinearConfig::new(inputs, outputs)
             .bias(bias)
-            .storage(self.storage)
+            .storage(storage)
             .init(Init::xavier_uniform(inputs, outputs))
             .lora(self.lora)
             .build(g, name)

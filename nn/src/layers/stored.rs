@@ -18,17 +18,29 @@ pub enum WeightStorage {
     /// 8 bits a number and a scale for 32 of them ([`BlockFormat::Q8_0`]). Rows whose length is no multiple of 32 are in
     /// `F16`.
     Q8,
-    /// 4 bits a number and a scale for 32 of them ([`BlockFormat::Q4_0`]). Rows whose length is no multiple of 32 are in
-    /// `F16`.
+    /// 6 bits a number and a scale for 16 of them ([`BlockFormat::Q6`]), as Q6_K of GGUF files. Rows whose length is no
+    /// multiple of 32 are in `F16` here and below.
+    Q6,
+    /// 5 bits a number, a scale and a minimum for 32 of them ([`BlockFormat::Q5_1`]), as Q5_1 and Q5_K.
+    Q5_1,
+    /// 5 bits a number and a scale for 32 of them ([`BlockFormat::Q5_0`]).
+    Q5_0,
+    /// 4 bits a number, a scale and a minimum for 32 of them ([`BlockFormat::Q4_1`]), as Q4_1 and Q4_K.
+    Q4_1,
+    /// 4 bits a number and a scale for 32 of them ([`BlockFormat::Q4_0`]).
     Q4,
 }
 
 impl WeightStorage {
     /// All of them, the widest first.
-    pub const ALL: [WeightStorage; 4] = [
+    pub const ALL: [WeightStorage; 8] = [
         WeightStorage::F32,
         WeightStorage::F16,
         WeightStorage::Q8,
+        WeightStorage::Q6,
+        WeightStorage::Q5_1,
+        WeightStorage::Q5_0,
+        WeightStorage::Q4_1,
         WeightStorage::Q4,
     ];
 
@@ -38,6 +50,10 @@ impl WeightStorage {
             WeightStorage::F32 => "f32",
             WeightStorage::F16 => "f16",
             WeightStorage::Q8 => "q8",
+            WeightStorage::Q6 => "q6",
+            WeightStorage::Q5_1 => "q5_1",
+            WeightStorage::Q5_0 => "q5_0",
+            WeightStorage::Q4_1 => "q4_1",
             WeightStorage::Q4 => "q4",
         }
     }
@@ -47,11 +63,30 @@ impl WeightStorage {
         WeightStorage::ALL.into_iter().find(|storage| storage.name() == name)
     }
 
-    fn format(self) -> Option<BlockFormat> {
+    /// The format of its blocks, if there are blocks.
+    pub fn format(self) -> Option<BlockFormat> {
         match self {
             WeightStorage::F32 | WeightStorage::F16 => None,
             WeightStorage::Q8 => Some(BlockFormat::Q8_0),
+            WeightStorage::Q6 => Some(BlockFormat::Q6),
+            WeightStorage::Q5_1 => Some(BlockFormat::Q5_1),
+            WeightStorage::Q5_0 => Some(BlockFormat::Q5_0),
+            WeightStorage::Q4_1 => Some(BlockFormat::Q4_1),
             WeightStorage::Q4 => Some(BlockFormat::Q4_0),
+        }
+    }
+}
+
+impl From<BlockFormat> for WeightStorage {
+    /// The storage in blocks of a format.
+    fn from(format: BlockFormat) -> Self {
+        match format {
+            BlockFormat::Q8_0 => WeightStorage::Q8,
+            BlockFormat::Q6 => WeightStorage::Q6,
+            BlockFormat::Q5_1 => WeightStorage::Q5_1,
+            BlockFormat::Q5_0 => WeightStorage::Q5_0,
+            BlockFormat::Q4_1 => WeightStorage::Q4_1,
+            BlockFormat::Q4_0 => WeightStorage::Q4,
         }
     }
 }
@@ -66,7 +101,7 @@ pub(crate) struct StoredMatrix {
 
 impl StoredMatrix {
     /// Registers `{name}.weight`, `f16 [rows, columns]`, or in blocks `u32 [rows, words]` with
-    /// `{name}.weight_scales`, `f16 [rows, columns / 32]`. `None` for matrices in `f32`.
+    /// `{name}.weight_scales`, `f16 [rows, scales]`. `None` for matrices in `f32`.
     #[track_caller]
     pub(crate) fn build(g: &mut Graph, name: &str, shape: [usize; 2], storage: WeightStorage) -> Option<Self> {
         if storage == WeightStorage::F32 {
@@ -82,7 +117,11 @@ impl StoredMatrix {
             },
             Some(format) => StoredMatrix {
                 weight: g.parameter_typed(&weight, &[rows, blocks * format.words()], DType::U32),
-                scales: Some(g.parameter_typed(&scoped(name, "weight_scales"), &[rows, blocks], DType::F16)),
+                scales: Some(g.parameter_typed(
+                    &scoped(name, "weight_scales"),
+                    &[rows, blocks * format.scales()],
+                    DType::F16,
+                )),
             },
         })
     }

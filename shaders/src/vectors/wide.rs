@@ -9,7 +9,6 @@ use super::super::epilogue::Sink;
 use super::super::files;
 use super::super::fold::{pairwise, sum};
 use super::super::kernel::{CompileCx, Launch};
-use super::super::module;
 use super::super::packed::Packed;
 use super::super::template::Template;
 use super::{GROUPS_THRESHOLD, MAX_STAGED, THREADS};
@@ -123,7 +122,7 @@ impl<'a> Wide<'a> {
             .flag("STAGED", self.is_staged())
             .flag("SUBGROUPS", self.subgroups && self.sums() <= LANES)
             .size("UNIT", self.unit())
-            .flag("SCALED", self.packed().is_some())
+            .flag("SCALED", self.packed().is_some_and(|packed| packed.is_scaled()))
             .sizes([("ADDERS", adders), ("LAST_ADDERS", last_adders)])
             .returns("add_lanes", "", &Wide::add_lanes(adders))
             .returns("add_few", "", &Wide::add_few(adders))
@@ -174,7 +173,7 @@ impl<'a> Wide<'a> {
 
     /// Vectors of what a thread loads of a column at once.
     fn unit(&self) -> usize {
-        self.packed().map_or(1, |packed| self.words * packed.terms() / WIDTH)
+        self.packed().map_or(1, |packed| packed.terms(self.words) / WIDTH)
     }
 
     /// Units of a thread in a line.
@@ -205,9 +204,9 @@ impl<'a> Wide<'a> {
         self.contraction.stored(0).is_none()
     }
 
-    /// Gives a kernel file the words of a packed matrix, their scales, and what is in them.
+    /// Gives a kernel file the units of a packed matrix, their scales, and what is in them.
     fn packed_loads(&self, e: &mut Emitter, template: Template, packed: Packed) -> Result<Template, String> {
-        let terms = self.words * packed.terms();
+        let terms = packed.terms(self.words);
         // Where the unit `k` begins, among pieces of so many terms.
         let number = |e: &mut Emitter, together: usize| {
             let first = e.bind(&format!("k * {terms}u"))?;
@@ -216,17 +215,21 @@ impl<'a> Wide<'a> {
         };
         let (words, word) = e.block(|e| {
             let number = number(e, terms)?;
-            let loaded = e.module.load_words(packed.words, self.words, &number);
-            loaded.ok_or_else(|| "packed weights are not in memory".to_owned())
+            packed.load_unit(e, self.words, &number)
         })?;
-        let (scales, scale) = e.block(|e| {
-            let number = number(e, BLOCK)?;
-            Ok(e.module.load(packed.scales, &number))
-        })?;
+        let template = match packed.is_scaled() {
+            true => {
+                let (scales, scale) = e.block(|e| {
+                    let number = number(e, BLOCK)?;
+                    Ok(e.module.load(packed.scales, &number))
+                })?;
+                template.returns("load_scale", &scales, &scale)
+            }
+            false => template,
+        };
         Ok(template
-            .alias("Unit", module::words(self.words))
+            .alias("Unit", packed.unit_type(self.words))
             .returns("load_b", &words, &word)
-            .returns("load_scale", &scales, &scale)
             .returns("expand_b", "", &packed.expand(self.words))
             .returns("vector_of", "", &packed.vector_of(self.words)))
     }
@@ -234,7 +237,7 @@ impl<'a> Wide<'a> {
     /// How many words a thread loads at once of a line of so many terms: of bytes as many as leave each lane some loads. Half bytes
     /// are more terms a word, whose rows a lane reads from farther apart then: on an H200 a tenth slower through Vulkan.
     fn words_together(packed: Packed, length: usize) -> usize {
-        let words = length / packed.terms();
+        let words = length / packed.terms(1);
         let enough = |together: &usize| packed.format == BlockFormat::Q8_0 && words >= together * LANES * MIN_LOADS;
         [4, 2].into_iter().find(enough).unwrap_or(1)
     }

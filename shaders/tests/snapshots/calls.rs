@@ -192,12 +192,15 @@ pub(crate) fn all() -> Vec<(String, Vec<Launch>)> {
     all.push(("one-subgroups".into(), matmul_bt([1, 576, 960]).with_features()));
     all.push(("four-subgroups".into(), matmul_bt([4, 576, 4096]).with_features()));
     for format in BlockFormat::ALL {
-        let name = |kind: &str| format!("{kind}-{}", if format == BlockFormat::Q8_0 { "q8-0" } else { "q4-0" });
+        let name = |kind: &str| format!("{kind}-{}", format!("{format:?}").to_lowercase().replace('_', "-"));
         all.push((name("one"), packed([1, 576, 960], format)));
-        all.push((name("three"), packed([3, 576, 960], format).with_features()));
-        all.push((name("one-long"), packed([1, 8192, 2048], format).with_features()));
         all.push((name("tiled"), packed([200, 96, 1200], format)));
         all.push((name("coop16"), packed([16, 576, 1536], format).on(units(16, 32))));
+        // Others read units in the same way, whatever their number.
+        if matches!(format, BlockFormat::Q8_0 | BlockFormat::Q4_0 | BlockFormat::Q6) {
+            all.push((name("three"), packed([3, 576, 960], format).with_features()));
+            all.push((name("one-long"), packed([1, 8192, 2048], format).with_features()));
+        }
     }
     all.push(("cached-attention".into(), cached_attention(64, 4096)));
     all.push(("narrow-cached-attention".into(), cached_attention(6, 512)));
@@ -219,7 +222,7 @@ fn matmul_bt([m, k, n]: [usize; 3]) -> Call {
 /// A matmul with packed weights.
 fn packed([m, k, n]: [usize; 3], format: BlockFormat) -> Call {
     let blocks = k / BLOCK;
-    let (rows, words, scales) = ([m, k], [n, blocks * format.words()], [n, blocks]);
+    let (rows, words, scales) = ([m, k], [n, blocks * format.words()], [n, blocks * format.scales()]);
     let mut call = Call::new("core.quantized_matmul", Attrs::new(), &[&rows, &words, &scales]).indices(&[1]);
     call.operands[2].1 = DType::F16;
     call

@@ -233,6 +233,7 @@ const COMPILER_LAYERS: &[&[&str]] = &[
 
 /// The same of the CPU backend: what kernels compute with, what a kernel is, the kernels, what runs them.
 const CPU_LAYERS: &[&[&str]] = &[
+    &["few_bits"],
     &["faults", "memory", "share", "simd", "vmath"],
     &["prefetch"],
     &["pool"],

@@ -25,9 +25,7 @@ fn products_expand_weights_themselves() {
             }
             Some(format) => {
                 format.quantize(&values, &mut bytes, &mut scales);
-                let blocks = bytes.chunks(format.bytes()).zip(&scales);
-                let numbers = blocks.flat_map(|(b, s)| format.integers(b).map(|q| f32::from(q) * s.to_f32()));
-                numbers.collect()
+                format.dequantize(&bytes, &scales)
             }
         };
         for rows in [1, 3, 40] {
@@ -41,7 +39,7 @@ fn products_expand_weights_themselves() {
                 Some(format) => {
                     let blocks = LENGTH / BLOCK;
                     let words = g.parameter_typed("weight", &[COLUMNS, blocks * format.words()], DType::U32);
-                    let scales = g.parameter_typed("scales", &[COLUMNS, blocks], DType::F16);
+                    let scales = g.parameter_typed("scales", &[COLUMNS, blocks * format.scales()], DType::F16);
                     g.quantized_matmul(x, words, Some(scales.into()))
                 }
             };

@@ -34,8 +34,8 @@ pub(super) struct KernelSet {
     pub stream: StreamFn,
     /// `dots[r - 1]` has r rows.
     pub dots: [DotsFn; 4],
-    /// Of weights in `f16`, Q8_0 and Q4_0.
-    pub packed: [PackedKernels; 3],
+    /// Of weights in `f16`, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1 and Q6.
+    pub packed: [PackedKernels; 7],
 }
 
 impl KernelSet {
@@ -244,6 +244,10 @@ macro_rules! kernel_set {
                     packed_kernels::<packed::F16>(),
                     packed_kernels::<packed::Bytes>(),
                     packed_kernels::<packed::Nibbles>(),
+                    packed_kernels::<packed::Affine<0>>(),
+                    packed_kernels::<packed::FewBits<1, 16>>(),
+                    packed_kernels::<packed::Affine<1>>(),
+                    packed_kernels::<packed::Halves>(),
                 ],
             };
         }

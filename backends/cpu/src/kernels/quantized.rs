@@ -134,13 +134,12 @@ impl Kernel for Matmul {
 
 fn dequantize(cx: &CompileCx) -> Result<Compiled, String> {
     let (words, scales, y): (View<u8>, View<u16>, View<f32>) = (cx.input(0), cx.input(1), cx.output(0));
-    let blocks = cx.input_type(1).numel();
-    let words_of_block = cx.input_type(0).numel().checked_div(blocks).unwrap_or(0);
-    let format = BlockFormat::of_words(words_of_block);
-    if blocks == 0 {
+    let [of_words, of_scales] = [0, 1].map(|i| cx.input_type(i).numel());
+    if of_scales == 0 {
         return Ok(Compiled::phases(Vec::new()));
     }
-    let format = format.ok_or("blocks have 4 or 8 words")?;
+    let format = BlockFormat::of(of_words, of_scales).ok_or("there is no format of so many words and scales")?;
+    let blocks = of_scales / format.scales();
     let per_task = rows_per_task(BLOCK);
     let storage = Storage::Blocks(format);
     let gemm = PackedGemm::new([1, blocks, BLOCK], storage, false);

@@ -25,7 +25,8 @@ fn session(g: &Graph) -> Session {
 /// A table in blocks with its scales.
 fn table(g: &mut Graph, name: &str, format: BlockFormat) -> [NodeId; 2] {
     let words = g.parameter_typed(name, &[ROWS, WIDTH / BLOCK * format.words()], DType::U32);
-    let scales = g.parameter_typed(&format!("{name}_scales"), &[ROWS, WIDTH / BLOCK], DType::F16);
+    let of_row = WIDTH / BLOCK * format.scales();
+    let scales = g.parameter_typed(&format!("{name}_scales"), &[ROWS, of_row], DType::F16);
     [words, scales]
 }
 
@@ -46,13 +47,10 @@ fn numbers(format: BlockFormat) -> (Vec<u8>, Vec<u8>, Vec<f32>) {
     let bytes: Vec<u8> = (0..ROWS * WIDTH / BLOCK * format.bytes())
         .map(|i| (i * 37 % 253) as u8)
         .collect();
-    let scales: Vec<f16> = (0..ROWS * WIDTH / BLOCK)
+    let scales: Vec<f16> = (0..ROWS * WIDTH / BLOCK * format.scales())
         .map(|i| f16::from_f32((i % 7) as f32 * 0.01 + 0.005))
         .collect();
-    let blocks = bytes.chunks(format.bytes()).zip(&scales);
-    let numbers = blocks
-        .flat_map(|(bytes, scale)| format.integers(bytes).map(|q| f32::from(q) * scale.to_f32()))
-        .collect();
+    let numbers = format.dequantize(&bytes, &scales);
     (bytes, scales.iter().flat_map(|s| s.to_le_bytes()).collect(), numbers)
 }
 

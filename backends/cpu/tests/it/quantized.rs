@@ -29,9 +29,7 @@ fn weights() -> Vec<f32> {
 fn packed(format: BlockFormat) -> (Vec<u8>, Vec<u8>, Vec<f32>) {
     let (mut bytes, mut scales) = (Vec::new(), Vec::new());
     format.quantize(&weights(), &mut bytes, &mut scales);
-    let blocks = bytes.chunks(format.bytes()).zip(&scales);
-    let numbers = blocks.flat_map(|(bytes, scale)| format.integers(bytes).map(|q| f32::from(q) * scale.to_f32()));
-    let numbers = numbers.collect();
+    let numbers = format.dequantize(&bytes, &scales);
     (bytes, scales.iter().flat_map(|s| s.to_le_bytes()).collect(), numbers)
 }
 
@@ -44,7 +42,7 @@ fn graph(format: Option<BlockFormat>) -> Graph {
     let y = match format {
         Some(format) => {
             let words = g.parameter_typed("words", &[ROWS, WIDTH / BLOCK * format.words()], DType::U32);
-            let scales = g.parameter_typed("scales", &[ROWS, WIDTH / BLOCK], DType::F16);
+            let scales = g.parameter_typed("scales", &[ROWS, WIDTH / BLOCK * format.scales()], DType::F16);
             g.quantized_matmul(y, words, Some(scales.into()))
         }
         None => {

@@ -83,9 +83,9 @@ pub(super) struct Args {
     #[arg(long, requires = "lora", conflicts_with = "weights")]
     merge: bool,
 
-    /// Storage type of the frozen weights beneath the adapters (QLoRA): f16, or 8 or 4 bits with a scale per 32 weights take a half to
-    /// an eighth of the memory.
-    #[arg(long, value_name = "f32|f16|q8|q4", requires = "lora", value_parser = storage)]
+    /// Storage type of the frozen weights beneath the adapters (QLoRA): f16, or blocks of 8, 6, 5 or 4 bits with scales take a half
+    /// to an eighth of the memory of f32, which is the default, also for GGUF files.
+    #[arg(long, value_name = "f32|f16|q8|q6|q5_1|q5_0|q4_1|q4", requires = "lora", value_parser = storage)]
     weights: Option<WeightStorage>,
 
     /// Folder for the trained model, or the adapters. Without it, nothing is saved.
@@ -140,7 +140,7 @@ fn train(args: &Args, ranks: &Ranks) -> Outcome {
     let (train, test) = split(args, &tokens, rows, model.config.network.vocab)?;
     let network = LlamaConfig {
         lora,
-        weights: args.weights.unwrap_or_default(),
+        weights: args.weights.unwrap_or_default().into(),
         ..model.config.network
     };
     let mut config = config(args, &train, &model);

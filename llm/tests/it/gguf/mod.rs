@@ -14,6 +14,7 @@ use meganeura_llm::{
     ChatTemplate, Checkpoint, Generator, GeneratorOptions, Message, ModelConfig, Projections, Tokenizer, WeightStorage,
 };
 use meganeura_nn::layers::QkNorm;
+use meganeura_nn::models::StorageMap;
 use safetensors::SafeTensors;
 use serde_json::Value;
 
@@ -38,6 +39,8 @@ const FILES: [&str; 17] = [
 ];
 /// Of the largest logit, where the numbers of a file are kept.
 const TOLERANCE: f32 = 1e-4;
+/// Of the largest logit, where scales are rounded to `f16`.
+const SCALES_ROUNDED: f32 = 1e-3;
 /// Of the largest logit, where they are rounded to another storage.
 const ROUNDED: f32 = 0.03;
 
@@ -104,7 +107,7 @@ fn numbers_of_files_stay_as_they_are() {
         ("llama_f16", WeightStorage::F16, TOLERANCE),
         ("llama_q8_0", WeightStorage::Q8, TOLERANCE),
         ("llama_q4_0", WeightStorage::Q4, TOLERANCE),
-        ("llama_q5_0", WeightStorage::Q8, TOLERANCE),
+        ("llama_q5_0", WeightStorage::Q5_0, TOLERANCE),
         ("llama3_q8_0", WeightStorage::Q8, TOLERANCE),
         ("qwen2_q8_0", WeightStorage::Q8, TOLERANCE),
         ("qwen3_q4_0", WeightStorage::Q4, TOLERANCE),
@@ -113,17 +116,55 @@ fn numbers_of_files_stay_as_they_are() {
         ("gemma3_q8_0", WeightStorage::Q8, TOLERANCE),
         ("phi3_q8_0", WeightStorage::Q8, TOLERANCE),
         ("olmo2_q8_0", WeightStorage::Q8, TOLERANCE),
-        ("llama_q4_k", WeightStorage::Q8, ROUNDED),
-        ("llama_q6_k", WeightStorage::Q8, ROUNDED),
-        // Most is Q4_0, and the projection to logits Q6_K, as files of Q4_0 usually are.
-        ("llama_q4_0_mixed", WeightStorage::Q8, ROUNDED),
     ] {
         let checkpoint = Checkpoint::open(&path(name)).expect("weights");
-        assert_eq!(checkpoint.usual_storage(), storage, "{name}");
+        assert_eq!(checkpoint.usual_storage(), StorageMap::all(storage), "{name}");
         for rows in [1, 12] {
             let error = error(name, None, rows);
             assert!(error <= tolerance, "{name} by {rows}: off by {error}");
         }
+    }
+}
+
+/// Files of K formats have matrices of several types: those whose rows are no super-blocks, and the projection to logits.
+#[test]
+fn matrices_of_files_stay_as_each_is() {
+    use WeightStorage::{Q4, Q4_1, Q6, Q8};
+    const NAMES: [&str; 4] = [
+        "model.embed_tokens.weight",
+        "model.layers.0.self_attn.q_proj.weight",
+        "model.layers.0.mlp.down_proj.weight",
+        "lm_head.weight",
+    ];
+    for (name, storages, tolerance) in [
+        // Minima of random blocks are as large as the numbers, so that their rounding shows more.
+        ("llama_q4_k", [Q4_1, Q4_1, Q8, Q4_1], 10.0 * SCALES_ROUNDED),
+        ("llama_q6_k", [Q6, Q6, Q8, Q6], SCALES_ROUNDED),
+        ("llama_q4_0_mixed", [Q4, Q4, Q4, Q6], SCALES_ROUNDED),
+    ] {
+        let map = Checkpoint::open(&path(name)).expect("weights").usual_storage();
+        let found = NAMES.map(|name| map.of(name).expect("a matrix"));
+        assert_eq!(found, storages, "{name}");
+        for rows in [1, 5, 12] {
+            let error = error(name, None, rows);
+            assert!(error <= tolerance, "{name} by {rows}: off by {error}");
+        }
+    }
+}
+
+/// What is asked for is stored so, whatever the file has.
+#[test]
+fn one_storage_can_be_forced() {
+    for (name, weights, tolerance) in [
+        ("llama_q4_k", WeightStorage::Q8, ROUNDED),
+        ("llama_q6_k", WeightStorage::Q8, ROUNDED),
+        ("llama_q6_k", WeightStorage::F16, ROUNDED),
+        ("llama_q4_0_mixed", WeightStorage::Q8, ROUNDED),
+        ("llama_q6_k", WeightStorage::Q6, 0.05),
+        ("llama_q6_k", WeightStorage::Q4_1, 0.4),
+    ] {
+        let error = error(name, Some(weights), 12);
+        assert!(error <= tolerance, "{name} in {weights:?}: off by {error}");
     }
 }
 

@@ -31,7 +31,7 @@ impl LlamaConfig {
             let linear = |g: &mut Graph, child: &str, [inputs, outputs]: [usize; 2]| {
                 LinearConfig::new(inputs, outputs)
                     .bias(self.mlp_bias)
-                    .storage(self.weights)
+                    .storage(self.weights.of_layer(layer, child))
                     .init(Init::xavier_uniform(inputs, outputs))
                     .lora(self.lora)
                     .build(g, &scoped(name, &format!("mlp.{child}")))

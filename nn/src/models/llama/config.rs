@@ -3,6 +3,7 @@
 use meganeura_core::Error;
 use meganeura_core::ops::RopeScaling;
 
+use super::StorageMap;
 use crate::layers::{
     Activation, Fault, LongRope, LoraConfig, QkNorm, SelfAttentionConfig, WeightStorage, check_eps, check_heads,
     check_rotary_dim, check_sizes, check_theta,
@@ -120,7 +121,7 @@ pub struct LlamaConfig {
     /// Adapters; with them, nothing else is trained.
     pub lora: Option<LoraConfig>,
     /// How matrices are stored. All but `f32` are for models that are not trained; norms and biases stay `f32`.
-    pub weights: WeightStorage,
+    pub weights: StorageMap,
 }
 
 impl LlamaConfig {
@@ -159,7 +160,7 @@ impl LlamaConfig {
             eps: 1e-5,
             tied_embeddings: true,
             lora: None,
-            weights: WeightStorage::F32,
+            weights: StorageMap::all(WeightStorage::F32),
         }
     }
 
@@ -277,7 +278,7 @@ impl LlamaConfig {
             .scale(self.attention_scale)
             .softcap(self.attention_softcap)
             .lora(self.lora)
-            .storage(self.weights);
+            .storages(["q_proj", "k_proj", "v_proj", "o_proj"].map(|module| self.weights.of_layer(layer, module)));
         if let Some(head_dim) = self.head_dim {
             attention = attention.head_dim(head_dim);
         }

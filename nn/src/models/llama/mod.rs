@@ -2,9 +2,11 @@
 
 mod block;
 mod config;
+mod storage;
 
 pub use block::LlamaBlock;
 pub use config::{LayerSet, LlamaConfig, NormPlacement};
+pub use storage::StorageMap;
 
 use meganeura_core::graph::{NodeKind, Value};
 use meganeura_core::{Graph, Init, NodeId};
@@ -37,7 +39,7 @@ impl LlamaConfig {
         let model = scoped(name, "model");
         let embedding = EmbeddingConfig::new(self.vocab, self.dim)
             .init(init)
-            .storage(self.weights);
+            .storage(self.weights.embedding());
         let embedding = embedding.build(g, &scoped(&model, "embed_tokens"));
         let blocks = (0..self.layers).map(|i| self.block_of_layer(g, &scoped(&model, &format!("layers.{i}")), i));
         let blocks = blocks.collect();
@@ -46,7 +48,7 @@ impl LlamaConfig {
             let head = LinearConfig::new(self.dim, self.vocab)
                 .bias(false)
                 .init(init)
-                .storage(self.weights);
+                .storage(self.weights.head());
             head.build(g, &scoped(name, "lm_head"))
         });
         if self.lora.is_some() {

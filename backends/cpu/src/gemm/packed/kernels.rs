@@ -9,8 +9,9 @@ use crate::simd::Vector;
 
 /// Most rows of the left operand that [`matmul`] takes at a time.
 pub(in crate::gemm) const MAX_ROWS: usize = 4;
-/// Blocks whose scales are converted together.
+/// Blocks whose scales are converted together, and the most scales.
 const TOGETHER: usize = 16;
+const MAX_SCALES: usize = 2 * TOGETHER;
 /// The widest register, and the widest panel.
 const MAX_LANES: usize = 16;
 const MAX_COLS: usize = 2 * MAX_LANES;
@@ -50,8 +51,8 @@ pub(super) struct PanelKernels {
 pub(in crate::gemm) trait Expand {
     /// Bytes of 32 numbers.
     const BYTES: usize;
-    /// Whether blocks have scales.
-    const SCALED: bool;
+    /// Scales of 32 numbers, minima among them.
+    const SCALES: usize;
 
     /// What 1 becomes in a register, a power of two.
     fn unit<V: Vector>() -> f32;
@@ -62,15 +63,33 @@ pub(in crate::gemm) trait Expand {
     ///
     /// The CPU must have `V`'s instruction set, and the block be there.
     unsafe fn part<V: Vector>(block: *const u8, part: usize) -> V;
+
+    /// What becomes of numbers of register `part` where there are two scales, which all lanes of these have; one scale is
+    /// multiplied with the sum of a block.
+    ///
+    /// # Safety
+    ///
+    /// The CPU must have `V`'s instruction set.
+    #[inline(always)]
+    unsafe fn apply<V: Vector>(numbers: V, scales: [V; 2], part: usize) -> V {
+        let _ = (scales, part);
+        numbers
+    }
 }
 
 pub(in crate::gemm) enum F16 {}
 pub(in crate::gemm) enum Bytes {}
 pub(in crate::gemm) enum Nibbles {}
+/// Integers of four bits, or with bits `ABOVE` of more, with one scale.
+pub(in crate::gemm) enum FewBits<const ABOVE: u32, const OFFSET: i8> {}
+/// The same with a minimum.
+pub(in crate::gemm) enum Affine<const ABOVE: u32> {}
+/// Integers of six bits with a scale for each half of them.
+pub(in crate::gemm) enum Halves {}
 
 impl Expand for F16 {
     const BYTES: usize = 2 * BLOCK;
-    const SCALED: bool = false;
+    const SCALES: usize = 0;
 
     fn unit<V: Vector>() -> f32 {
         1.0
@@ -85,7 +104,7 @@ impl Expand for F16 {
 
 impl Expand for Bytes {
     const BYTES: usize = BLOCK;
-    const SCALED: bool = true;
+    const SCALES: usize = 1;
 
     fn unit<V: Vector>() -> f32 {
         1.0
@@ -100,7 +119,7 @@ impl Expand for Bytes {
 
 impl Expand for Nibbles {
     const BYTES: usize = BLOCK / 2;
-    const SCALED: bool = true;
+    const SCALES: usize = 1;
 
     fn unit<V: Vector>() -> f32 {
         V::NIBBLE_UNIT
@@ -110,6 +129,64 @@ impl Expand for Nibbles {
     unsafe fn part<V: Vector>(block: *const u8, part: usize) -> V {
         // SAFETY: 16 bytes; a block has as many registers as this is called for.
         unsafe { V::nibbles(block, part) }
+    }
+}
+
+impl<const ABOVE: u32, const OFFSET: i8> Expand for FewBits<ABOVE, OFFSET> {
+    const BYTES: usize = BLOCK / 8 * (4 + ABOVE as usize);
+    const SCALES: usize = 1;
+
+    fn unit<V: Vector>() -> f32 {
+        1.0
+    }
+
+    #[inline(always)]
+    unsafe fn part<V: Vector>(block: *const u8, part: usize) -> V {
+        // SAFETY: a block with its bits above; it has as many registers as this is called for.
+        unsafe { V::few_bits::<ABOVE, OFFSET>(block, part) }
+    }
+}
+
+impl<const ABOVE: u32> Expand for Affine<ABOVE> {
+    const BYTES: usize = BLOCK / 8 * (4 + ABOVE as usize);
+    const SCALES: usize = 2;
+
+    fn unit<V: Vector>() -> f32 {
+        1.0
+    }
+
+    #[inline(always)]
+    unsafe fn part<V: Vector>(block: *const u8, part: usize) -> V {
+        // SAFETY: as above.
+        unsafe { V::few_bits::<ABOVE, 0>(block, part) }
+    }
+
+    #[inline(always)]
+    unsafe fn apply<V: Vector>(numbers: V, [scale, minimum]: [V; 2], _part: usize) -> V {
+        // SAFETY: passed on to the caller.
+        unsafe { numbers.mul_add(scale, minimum) }
+    }
+}
+
+impl Expand for Halves {
+    const BYTES: usize = BLOCK / 8 * 6;
+    const SCALES: usize = 2;
+
+    fn unit<V: Vector>() -> f32 {
+        1.0
+    }
+
+    #[inline(always)]
+    unsafe fn part<V: Vector>(block: *const u8, part: usize) -> V {
+        // SAFETY: as above.
+        unsafe { V::few_bits::<2, 32>(block, part) }
+    }
+
+    #[inline(always)]
+    unsafe fn apply<V: Vector>(numbers: V, scales: [V; 2], part: usize) -> V {
+        const { assert!(V::LANES <= BLOCK / 2) };
+        // SAFETY: passed on to the caller.
+        unsafe { numbers.mul(scales[part * V::LANES / (BLOCK / 2)]) }
     }
 }
 
@@ -160,10 +237,7 @@ unsafe fn row_of<F: Expand>(weights: Rows, row: usize) -> Rows {
     unsafe {
         Rows {
             numbers: weights.numbers.add(row * pitch::<F>(weights.k)),
-            scales: match F::SCALED {
-                true => weights.scales.add(row * (weights.k / BLOCK)),
-                false => weights.scales,
-            },
+            scales: weights.scales.add(row * (weights.k / BLOCK) * F::SCALES),
             k: weights.k,
         }
     }
@@ -185,13 +259,14 @@ unsafe fn group<V: Vector, F: Expand, const M: usize, const C: usize>(
     // SAFETY: blocks and what is left of a row lie within it.
     unsafe {
         let mut sums = [[V::zero(); M]; C];
-        let mut scales = [[0.0f32; TOGETHER + MAX_LANES]; C];
+        let mut scales = [[0.0f32; MAX_SCALES + MAX_LANES]; C];
         let mut first = 0;
         while first < blocks {
             let some = TOGETHER.min(blocks - first);
-            if F::SCALED {
+            if F::SCALES > 0 {
                 for (c, scales) in scales.iter_mut().enumerate() {
-                    convert::<V, F>(weights.scales.add(c * blocks + first), some, scales);
+                    let from = weights.scales.add((c * blocks + first) * F::SCALES);
+                    convert::<V, F>(from, some * F::SCALES, scales);
                 }
             }
             for b in 0..some {
@@ -223,9 +298,9 @@ unsafe fn group<V: Vector, F: Expand, const M: usize, const C: usize>(
 ///
 /// # Safety
 ///
-/// The CPU must have `V`'s instruction set, and the scales, at most [`TOGETHER`], be there.
+/// The CPU must have `V`'s instruction set, and the scales, at most [`MAX_SCALES`], be there.
 #[inline(always)]
-unsafe fn convert<V: Vector, F: Expand>(from: *const u16, count: usize, to: &mut [f32; TOGETHER + MAX_LANES]) {
+unsafe fn convert<V: Vector, F: Expand>(from: *const u16, count: usize, to: &mut [f32; MAX_SCALES + MAX_LANES]) {
     let unit = 1.0 / F::unit::<V>();
     let to = to.as_mut_ptr();
     // SAFETY: reads end at `count`; the last writes begin below it, and there is room for a register behind.
@@ -265,13 +340,20 @@ unsafe fn add_block<V: Vector, F: Expand, const M: usize, const C: usize>(
     x_row: usize,
     block: *const u8,
     pitch: usize,
-    scales: &[[f32; TOGETHER + MAX_LANES]; C],
+    scales: &[[f32; MAX_SCALES + MAX_LANES]; C],
     b: usize,
     sums: &mut [[V; M]; C],
 ) {
     // SAFETY: a block of each row and column; `b` is below TOGETHER.
     unsafe {
         let mut of_block = [[V::zero(); M]; C];
+        let mut pairs = [[V::zero(); 2]; C];
+        if F::SCALES == 2 {
+            for (pair, scales) in pairs.iter_mut().zip(scales) {
+                let at = scales.as_ptr().add(2 * b);
+                *pair = [V::splat(at), V::splat(at.add(1))];
+            }
+        }
         for part in 0..BLOCK / V::LANES {
             let mut left = [V::zero(); M];
             for (i, left) in left.iter_mut().enumerate() {
@@ -279,6 +361,7 @@ unsafe fn add_block<V: Vector, F: Expand, const M: usize, const C: usize>(
             }
             for (c, sums) in of_block.iter_mut().enumerate() {
                 let right = F::part::<V>(block.add(c * pitch), part);
+                let right = F::apply::<V>(right, pairs[c], part);
                 for (sum, left) in sums.iter_mut().zip(left) {
                     *sum = match part {
                         0 => right.mul(left),
@@ -290,33 +373,36 @@ unsafe fn add_block<V: Vector, F: Expand, const M: usize, const C: usize>(
         for c in 0..C {
             let scale = V::splat(scales[c].as_ptr().add(b));
             for i in 0..M {
-                sums[c][i] = match F::SCALED {
-                    true => of_block[c][i].mul_add(scale, sums[c][i]),
-                    false => sums[c][i].add(of_block[c][i]),
+                sums[c][i] = match F::SCALES {
+                    1 => of_block[c][i].mul_add(scale, sums[c][i]),
+                    _ => sums[c][i].add(of_block[c][i]),
                 };
             }
         }
     }
 }
 
-/// A block with its scale.
+/// A block with its scales.
 ///
 /// # Safety
 ///
-/// The CPU must have `V`'s instruction set, the block and its scale must be there, and `to` have room for 32 numbers, which
+/// The CPU must have `V`'s instruction set, the block and its scales must be there, and `to` have room for 32 numbers, which
 /// nobody else accesses meanwhile.
 #[inline(always)]
 unsafe fn expand_block<V: Vector, F: Expand>(block: *const u8, scale: *const u16, to: *mut f32) {
     // SAFETY: passed on to the caller.
     unsafe {
         let unit = 1.0 / F::unit::<V>();
-        let scale = match F::SCALED {
-            true => V::splat_f16(scale).mul(V::splat(&unit)),
-            false => V::zero(),
-        };
+        let mut scales = [V::zero(); 2];
+        for (i, to) in scales.iter_mut().enumerate().take(F::SCALES) {
+            *to = V::splat_f16(scale.add(i)).mul(V::splat(&unit));
+        }
         for part in 0..BLOCK / V::LANES {
             let numbers = F::part::<V>(block, part);
-            let numbers = if F::SCALED { numbers.mul(scale) } else { numbers };
+            let numbers = match F::SCALES {
+                1 => numbers.mul(scales[0]),
+                _ => F::apply::<V>(numbers, scales, part),
+            };
             numbers.store(to.add(part * V::LANES));
         }
     }
@@ -335,7 +421,7 @@ pub(in crate::gemm) unsafe fn expand<V: Vector, F: Expand>(weights: Rows, first:
     unsafe {
         let numbers = weights.numbers.add(first / BLOCK * F::BYTES);
         for b in 0..blocks {
-            let scale = weights.scales.wrapping_add(first / BLOCK + b);
+            let scale = weights.scales.wrapping_add((first / BLOCK + b) * F::SCALES);
             expand_block::<V, F>(numbers.add(b * F::BYTES), scale, to.add(b * BLOCK));
         }
         let rest = numbers.add(blocks * F::BYTES);
@@ -396,7 +482,7 @@ unsafe fn panel<V: Vector, F: Expand>(
                 let at = first / BLOCK + b;
                 let block = row.numbers.add(at * F::BYTES);
                 V::prefetch(block.wrapping_add(2 * LINE).cast());
-                expand_block::<V, F>(block, row.scales.wrapping_add(at), numbers.add(j * BLOCK));
+                expand_block::<V, F>(block, row.scales.wrapping_add(at * F::SCALES), numbers.add(j * BLOCK));
             }
             for p in (0..BLOCK).step_by(V::LANES) {
                 for j in (0..cols).step_by(V::LANES) {

@@ -12,7 +12,9 @@ use std::ops::Range;
 
 use meganeura_core::quantization::{BLOCK, BlockFormat};
 
-pub(super) use kernels::{Bytes, Expand, F16, MAX_ROWS, Nibbles, PackedKernels, expand, matmul, panels};
+pub(super) use kernels::{
+    Affine, Bytes, Expand, F16, FewBits, Halves, MAX_ROWS, Nibbles, PackedKernels, expand, matmul, panels,
+};
 pub(crate) use rows::{Rows, Storage};
 
 use integers::{Group, Integers};
@@ -31,6 +33,10 @@ impl Storage {
             Storage::F16 => 0,
             Storage::Blocks(BlockFormat::Q8_0) => 1,
             Storage::Blocks(BlockFormat::Q4_0) => 2,
+            Storage::Blocks(BlockFormat::Q4_1) => 3,
+            Storage::Blocks(BlockFormat::Q5_0) => 4,
+            Storage::Blocks(BlockFormat::Q5_1) => 5,
+            Storage::Blocks(BlockFormat::Q6) => 6,
         }]
     }
 }
@@ -111,7 +117,7 @@ impl PackedGemm {
         panel_kernels(kernel, storage)?;
         let scale = size_of::<u16>();
         let numbers = Panels::new(n, storage.bytes(k), PANEL_ROWS, UNIT)?;
-        let scales = Panels::new(n, k / BLOCK * scale, PANEL_ROWS, scale);
+        let scales = Panels::new(n, k / BLOCK * storage.scales() * scale, PANEL_ROWS, scale);
         // A block's scale of each row lies as it does in panels of one unit.
         let one = Panels {
             rows: PANEL_ROWS,
@@ -238,9 +244,9 @@ impl PackedGemm {
         let row = self.storage.bytes(self.k);
         prefetch.push(weights.numbers.wrapping_add(cols.start * row), cols.len() * row);
         if let Storage::Blocks(_) = self.storage {
-            let blocks = self.k / BLOCK;
-            let scales = weights.scales.wrapping_add(cols.start * blocks);
-            prefetch.push(scales.cast(), cols.len() * blocks * size_of::<u16>());
+            let of_row = self.k / BLOCK * self.storage.scales();
+            let scales = weights.scales.wrapping_add(cols.start * of_row);
+            prefetch.push(scales.cast(), cols.len() * of_row * size_of::<u16>());
         }
     }
 

@@ -10,7 +10,7 @@ use std::arch::x86_64::*;
 use meganeura_core::quantization::BLOCK;
 
 use super::integers::{DIGIT_BITS, DIGITS, Group, Integers};
-use super::kernels::{Bytes, Nibbles, PANEL_ROWS, PanelKernels, UNIT};
+use super::kernels::{Affine, Bytes, FewBits, Halves, Nibbles, PANEL_ROWS, PanelKernels, UNIT};
 use super::rows::{Rows, Storage};
 use crate::gemm::spec::Kernel;
 use crate::simd::{LINE, prefetch_line};
@@ -26,12 +26,20 @@ const AHEAD: usize = 16 << 10;
 pub(super) fn fastest(kernel: Kernel, storage: Storage) -> Option<&'static PanelKernels> {
     static NIBBLES: PanelKernels = kernels::<Nibbles>();
     static BYTES: PanelKernels = kernels::<Bytes>();
+    static Q4_1: PanelKernels = kernels::<Affine<0>>();
+    static Q5_0: PanelKernels = kernels::<FewBits<1, 16>>();
+    static Q5_1: PanelKernels = kernels::<Affine<1>>();
+    static Q6: PanelKernels = kernels::<Halves>();
     let has_vnni = || is_x86_feature_detected!("avx512vnni") && is_x86_feature_detected!("avx512bw");
     match storage {
         Storage::F16 => None,
         Storage::Blocks(_) if kernel != Kernel::Avx512 || !has_vnni() => None,
         Storage::Blocks(BlockFormat::Q4_0) => Some(&NIBBLES),
         Storage::Blocks(BlockFormat::Q8_0) => Some(&BYTES),
+        Storage::Blocks(BlockFormat::Q4_1) => Some(&Q4_1),
+        Storage::Blocks(BlockFormat::Q5_0) => Some(&Q5_0),
+        Storage::Blocks(BlockFormat::Q5_1) => Some(&Q5_1),
+        Storage::Blocks(BlockFormat::Q6) => Some(&Q6),
     }
 }
 
@@ -47,8 +55,12 @@ const fn kernels<F: PanelFormat>() -> PanelKernels {
 trait PanelFormat {
     /// Bytes of a row's block.
     const BYTES: usize;
-    /// The offset of [`PanelFormat::bytes`] is 2 to this power.
-    const OFFSET_BITS: u32;
+    /// The offset of [`PanelFormat::bytes`].
+    const OFFSET: i32;
+    /// Scales of a block. With two, [`PanelFormat::MINIMUM`] says whether the second one is a minimum, or that of the second
+    /// half.
+    const SCALES: usize = 1;
+    const MINIMUM: bool = false;
     /// Whether sums of a block's digits may need more than 32 bits.
     const WIDE: bool;
 
@@ -75,7 +87,7 @@ static NUMBERS: [f32; 16] = [
 // Bytes have number i of a block and number i + 16.
 impl PanelFormat for Nibbles {
     const BYTES: usize = BLOCK / 2;
-    const OFFSET_BITS: u32 = 3;
+    const OFFSET: i32 = 8;
     const WIDE: bool = false;
 
     #[inline(always)]
@@ -106,7 +118,7 @@ impl PanelFormat for Nibbles {
 
 impl PanelFormat for Bytes {
     const BYTES: usize = BLOCK;
-    const OFFSET_BITS: u32 = 7;
+    const OFFSET: i32 = 128;
     const WIDE: bool = true;
 
     #[inline(always)]
@@ -129,6 +141,100 @@ impl PanelFormat for Bytes {
     }
 }
 
+/// The integers of a step of few bits, each with `ABOVE` bits above four, which units behind the first four have.
+///
+/// # Safety
+///
+/// The CPU has AVX-512, and the block is there.
+#[inline(always)]
+unsafe fn few_bits<const ABOVE: u32>(block: *const u8, step: usize) -> __m512i {
+    // SAFETY: units of each row.
+    unsafe {
+        let low = Nibbles::bytes(block, step);
+        if ABOVE == 0 {
+            return low;
+        }
+        // Bytes of a unit have the bits of four integers, those of the next step in the next bits or in the next unit.
+        let units = ABOVE as usize;
+        let above = _mm512_loadu_si512(block.add((4 + step % units) * UNIT * PANEL_ROWS).cast());
+        let above = _mm512_srlv_epi32(above, _mm512_set1_epi32((step / units * units) as i32));
+        let mask = _mm512_set1_epi8((1 << ABOVE) - 1);
+        _mm512_or_si512(low, _mm512_slli_epi16::<4>(_mm512_and_si512(above, mask)))
+    }
+}
+
+/// Byte `e` of each lane, minus an offset.
+///
+/// # Safety
+///
+/// The CPU has AVX-512.
+#[inline(always)]
+unsafe fn number_of<const OFFSET: i32>(bytes: __m512i, e: usize) -> __m512 {
+    // SAFETY: passed on to the caller.
+    unsafe {
+        let own = _mm512_srlv_epi32(bytes, _mm512_set1_epi32(8 * e as i32));
+        let own = _mm512_and_si512(own, _mm512_set1_epi32(255));
+        _mm512_cvtepi32_ps(_mm512_sub_epi32(own, _mm512_set1_epi32(OFFSET)))
+    }
+}
+
+impl PanelFormat for FewBits<1, 16> {
+    const BYTES: usize = BLOCK / 8 * 5;
+    const OFFSET: i32 = 16;
+    const WIDE: bool = false;
+
+    #[inline(always)]
+    unsafe fn bytes(block: *const u8, step: usize) -> __m512i {
+        // SAFETY: passed on to the caller.
+        unsafe { few_bits::<1>(block, step) }
+    }
+
+    #[inline(always)]
+    unsafe fn number(block: *const u8, step: usize, e: usize) -> __m512 {
+        // SAFETY: passed on to the caller.
+        unsafe { number_of::<16>(few_bits::<1>(block, step), e) }
+    }
+}
+
+impl<const ABOVE: u32> PanelFormat for Affine<ABOVE> {
+    const BYTES: usize = BLOCK / 8 * (4 + ABOVE as usize);
+    const OFFSET: i32 = 0;
+    const SCALES: usize = 2;
+    const MINIMUM: bool = true;
+    const WIDE: bool = ABOVE > 0;
+
+    #[inline(always)]
+    unsafe fn bytes(block: *const u8, step: usize) -> __m512i {
+        // SAFETY: passed on to the caller.
+        unsafe { few_bits::<ABOVE>(block, step) }
+    }
+
+    #[inline(always)]
+    unsafe fn number(block: *const u8, step: usize, e: usize) -> __m512 {
+        // SAFETY: passed on to the caller.
+        unsafe { number_of::<0>(few_bits::<ABOVE>(block, step), e) }
+    }
+}
+
+impl PanelFormat for Halves {
+    const BYTES: usize = BLOCK / 8 * 6;
+    const OFFSET: i32 = 32;
+    const SCALES: usize = 2;
+    const WIDE: bool = false;
+
+    #[inline(always)]
+    unsafe fn bytes(block: *const u8, step: usize) -> __m512i {
+        // SAFETY: passed on to the caller.
+        unsafe { few_bits::<2>(block, step) }
+    }
+
+    #[inline(always)]
+    unsafe fn number(block: *const u8, step: usize, e: usize) -> __m512 {
+        // SAFETY: passed on to the caller.
+        unsafe { number_of::<32>(few_bits::<2>(block, step), e) }
+    }
+}
+
 // SAFETY of the loads and intrinsics below: the CPU has AVX-512 with VNNI and BW, and the pointers are valid for what is read,
 // as the functions demand of their callers.
 
@@ -140,7 +246,7 @@ fn ask_ahead(at: *const u8, bytes: usize) {
     }
 }
 
-/// Scales of a panel's blocks of this number.
+/// Scales of a panel's rows of this number, among those of a row.
 ///
 /// # Safety
 ///
@@ -149,6 +255,24 @@ fn ask_ahead(at: *const u8, bytes: usize) {
 unsafe fn scales_of(scales: *const u16, block: usize) -> __m512 {
     // SAFETY: passed on to the caller.
     unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(scales.add(block * PANEL_ROWS).cast())) }
+}
+
+/// Numbers of a step of a block with their scales.
+///
+/// # Safety
+///
+/// The CPU has AVX-512, and the scales are there.
+#[inline(always)]
+unsafe fn scaled<F: PanelFormat>(number: __m512, scales: *const u16, block: usize, step: usize) -> __m512 {
+    // SAFETY: passed on to the caller.
+    unsafe {
+        if F::MINIMUM {
+            let [scale, minimum] = [0, 1].map(|i| scales_of(scales, 2 * block + i));
+            return _mm512_fmadd_ps(number, scale, minimum);
+        }
+        let part = if F::SCALES == 2 { step / (STEPS / 2) } else { 0 };
+        _mm512_mul_ps(number, scales_of(scales, F::SCALES * block + part))
+    }
 }
 
 /// # Safety
@@ -161,36 +285,48 @@ unsafe fn integers<F: PanelFormat>(x: *const Group, weights: Rows, cols: usize, 
         // SAFETY: blocks of the panel, groups of the row, and the panel's results.
         unsafe {
             let numbers = weights.numbers.add(panel * blocks * F::BYTES);
-            let scales = weights.scales.add(panel * blocks);
+            let scales = weights.scales.add(panel * blocks * F::SCALES);
             let mut sum = _mm512_setzero_ps();
             for block in 0..blocks {
                 let at = numbers.add(block * F::BYTES * PANEL_ROWS);
                 let (group, index) = (&*x.add(block / Group::BLOCKS), block % Group::BLOCKS);
-                let [low, high] = group
-                    .sums(index)
-                    .map(|sum| _mm512_set1_epi32(sum.wrapping_neg() << F::OFFSET_BITS));
-                let mut digits = [low, _mm512_setzero_si512(), high];
-                for step in 0..STEPS {
-                    if step * UNIT < F::BYTES {
-                        ask_ahead(at.wrapping_add(step * UNIT * PANEL_ROWS), UNIT * PANEL_ROWS);
+                // Parts that have scales of their own.
+                let parts = if F::SCALES == 2 && !F::MINIMUM { 2 } else { 1 };
+                for part in 0..parts {
+                    let sums = match parts {
+                        1 => group.sums(index),
+                        _ => group.sums_of_half(index, part),
+                    };
+                    let [low, high] = sums.map(|sum| _mm512_set1_epi32(sum.wrapping_mul(-F::OFFSET)));
+                    let mut digits = [low, _mm512_setzero_si512(), high];
+                    for step in part * STEPS / parts..(part + 1) * STEPS / parts {
+                        if step * UNIT < F::BYTES {
+                            ask_ahead(at.wrapping_add(step * UNIT * PANEL_ROWS), UNIT * PANEL_ROWS);
+                        }
+                        let bytes = F::bytes(at, step);
+                        for (digit, sum) in digits.iter_mut().enumerate() {
+                            let own = _mm512_set1_epi32(group.four(digit, index, step));
+                            *sum = _mm512_dpbusd_epi32(*sum, bytes, own);
+                        }
                     }
-                    let bytes = F::bytes(at, step);
-                    for (digit, sum) in digits.iter_mut().enumerate() {
-                        let own = _mm512_set1_epi32(group.four(digit, index, step));
-                        *sum = _mm512_dpbusd_epi32(*sum, bytes, own);
-                    }
+                    let [d0, d1, d2] = digits;
+                    let lower = _mm512_add_epi32(d0, _mm512_slli_epi32::<{ DIGIT_BITS }>(d1));
+                    let product = if F::WIDE {
+                        let unit = _mm512_set1_ps((1u32 << (2 * DIGIT_BITS)) as f32);
+                        _mm512_fmadd_ps(_mm512_cvtepi32_ps(d2), unit, _mm512_cvtepi32_ps(lower))
+                    } else {
+                        let upper = _mm512_slli_epi32::<{ 2 * DIGIT_BITS }>(d2);
+                        _mm512_cvtepi32_ps(_mm512_add_epi32(lower, upper))
+                    };
+                    let scales = scales_of(scales, F::SCALES * block + part);
+                    let scales = _mm512_mul_ps(scales, _mm512_set1_ps(group.scale(index)));
+                    sum = _mm512_fmadd_ps(product, scales, sum);
                 }
-                let [d0, d1, d2] = digits;
-                let lower = _mm512_add_epi32(d0, _mm512_slli_epi32::<{ DIGIT_BITS }>(d1));
-                let product = if F::WIDE {
-                    let unit = _mm512_set1_ps((1u32 << (2 * DIGIT_BITS)) as f32);
-                    _mm512_fmadd_ps(_mm512_cvtepi32_ps(d2), unit, _mm512_cvtepi32_ps(lower))
-                } else {
-                    let upper = _mm512_slli_epi32::<{ 2 * DIGIT_BITS }>(d2);
-                    _mm512_cvtepi32_ps(_mm512_add_epi32(lower, upper))
-                };
-                let scales = _mm512_mul_ps(scales_of(scales, block), _mm512_set1_ps(group.scale(index)));
-                sum = _mm512_fmadd_ps(product, scales, sum);
+                if F::MINIMUM {
+                    let [low, high] = group.sums(index);
+                    let all = (low + (high << (2 * DIGIT_BITS))) as f32 * group.scale(index);
+                    sum = _mm512_fmadd_ps(scales_of(scales, 2 * block + 1), _mm512_set1_ps(all), sum);
+                }
             }
             _mm512_storeu_ps(y.add(panel), sum);
         }
@@ -208,7 +344,7 @@ unsafe fn matmul<F: PanelFormat, const M: usize>(x: *const f32, weights: Rows, c
         // SAFETY: blocks of the panel, numbers of each row, and the panel's results.
         unsafe {
             let numbers = weights.numbers.add(panel * blocks * F::BYTES);
-            let scales = weights.scales.add(panel * blocks);
+            let scales = weights.scales.add(panel * blocks * F::SCALES);
             let mut sums = [_mm512_setzero_ps(); M];
             for block in 0..blocks {
                 let at = numbers.add(block * F::BYTES * PANEL_ROWS);
@@ -217,16 +353,22 @@ unsafe fn matmul<F: PanelFormat, const M: usize>(x: *const f32, weights: Rows, c
                 let mut of_block = [[_mm512_setzero_ps(); M]; 2];
                 for step in 0..STEPS {
                     for e in 0..4 {
-                        let number = F::number(at, step, e);
+                        let mut number = F::number(at, step, e);
+                        if F::SCALES == 2 {
+                            number = scaled::<F>(number, scales, block, step);
+                        }
                         for (i, sum) in of_block[e % 2].iter_mut().enumerate() {
                             let x = _mm512_set1_ps(*x.add(i * k + block * BLOCK + 4 * step + e));
                             *sum = _mm512_fmadd_ps(number, x, *sum);
                         }
                     }
                 }
-                let scales = scales_of(scales, block);
                 for (i, sum) in sums.iter_mut().enumerate() {
-                    *sum = _mm512_fmadd_ps(_mm512_add_ps(of_block[0][i], of_block[1][i]), scales, *sum);
+                    let product = _mm512_add_ps(of_block[0][i], of_block[1][i]);
+                    *sum = match F::SCALES {
+                        1 => _mm512_fmadd_ps(product, scales_of(scales, block), *sum),
+                        _ => _mm512_add_ps(product, *sum),
+                    };
                 }
             }
             for (i, sum) in sums.into_iter().enumerate() {
@@ -247,11 +389,10 @@ unsafe fn panel<F: PanelFormat>(weights: Rows, [first, len]: [usize; 2], width: 
         unsafe {
             let at = weights.numbers.add(block * F::BYTES * PANEL_ROWS);
             ask_ahead(at, F::BYTES * PANEL_ROWS);
-            let scales = scales_of(weights.scales, block);
             let to = to.add(to_block * BLOCK * width);
             for step in 0..STEPS {
                 for e in 0..4 {
-                    let number = _mm512_mul_ps(F::number(at, step, e), scales);
+                    let number = scaled::<F>(F::number(at, step, e), weights.scales, block, step);
                     _mm512_storeu_ps(to.add((4 * step + e) * width), number);
                 }
             }

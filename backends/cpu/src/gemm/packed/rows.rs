@@ -19,6 +19,14 @@ impl Storage {
             Storage::Blocks(format) => count / BLOCK * format.bytes(),
         }
     }
+
+    /// Scales of a block, minima among them.
+    pub(crate) fn scales(self) -> usize {
+        match self {
+            Storage::F16 => 0,
+            Storage::Blocks(format) => format.scales(),
+        }
+    }
 }
 
 /// Rows of a stored matrix, which follow each other, or lie in [`PackedGemm::panels`].
@@ -43,10 +51,7 @@ impl Rows {
         unsafe {
             Rows {
                 numbers: self.numbers.add(row * storage.bytes(self.k)),
-                scales: match storage {
-                    Storage::F16 => self.scales,
-                    Storage::Blocks(_) => self.scales.add(row * (self.k / BLOCK)),
-                },
+                scales: self.scales.add(row * (self.k / BLOCK) * storage.scales()),
                 k: self.k,
             }
         }

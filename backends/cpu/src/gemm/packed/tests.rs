@@ -71,7 +71,7 @@ fn products_of_every_storage() {
                     .collect(),
                 Storage::Blocks(_) => (0..storage.bytes(n * k)).map(|i| (i * 31 % 251) as u8).collect(),
             };
-            let scales: Vec<u16> = (0..n * k / BLOCK + 1)
+            let scales: Vec<u16> = (0..n * k / BLOCK * storage.scales().max(1) + 1)
                 .map(|i| f16::from_f32((i % 9) as f32 * 0.2 - 0.7).to_bits())
                 .collect();
             let x: Vec<f32> = (0..m * k).map(|i| (i * 5 % 17) as f32 * 0.1 - 0.8).collect();
@@ -82,8 +82,9 @@ fn products_of_every_storage() {
                 }
                 Storage::Blocks(format) => {
                     let block = j * (k / BLOCK) + p / BLOCK;
-                    let q = format.integers(&bytes[block * format.bytes()..])[p % BLOCK];
-                    f64::from(q) * f64::from(f16::from_bits(scales[block]))
+                    let scales = &scales[block * format.scales()..][..format.scales()];
+                    let scales: Vec<f64> = scales.iter().map(|&s| f16::from_bits(s).to_f64()).collect();
+                    format.numbers(&bytes[block * format.bytes()..], &scales)[p % BLOCK]
                 }
             };
             let orders = |kernel| {
@@ -187,7 +188,8 @@ fn one_row(x: &[f32], weights: &Weights, (kernel, in_panels): (Kernel, bool), in
 #[test]
 fn rows_that_are_not_rounded() {
     let (n, k) = (35, 96);
-    let scales: Vec<u16> = (0..n * k / BLOCK)
+    // As many as any format has.
+    let scales: Vec<u16> = (0..2 * n * k / BLOCK)
         .map(|i| f16::from_f32((i % 13) as f32 * 0.2 - 0.7).to_bits())
         .collect();
     let plain: Vec<f32> = (0..k).map(|i| (i * 5 % 17) as f32 * 0.1 - 0.8).collect();
@@ -230,18 +232,18 @@ fn rows_that_are_not_rounded() {
 #[test]
 fn ends_of_integers() {
     let (n, k) = (21, 64);
-    let scales = vec![f16::ONE.to_bits(); n * k / BLOCK];
+    let scales = vec![f16::ONE.to_bits(); 2 * n * k / BLOCK];
     for format in BlockFormat::ALL {
         for byte in [0x88u8, 0x00, 0xff, 0x0f, 0xf0, 0x80, 0x7f] {
             let bytes = vec![byte; n * k / BLOCK * format.bytes()];
-            let integers = format.integers(&bytes);
+            let numbers = format.numbers(&bytes, &[1.0; 2]);
             let weights = Weights {
                 format,
                 bytes: &bytes,
                 scales: &scales,
                 n,
             };
-            let weight = |p: usize| f64::from(integers[p % BLOCK]);
+            let weight = |p: usize| numbers[p % BLOCK];
             for value in [0.0, 1.0, -1.0, 0.999_999_9, -127.0 / 128.0, 1.0 / 3.0] {
                 for kernel in kernels_and_orders(format) {
                     // All of one magnitude, and one far above the others.
@@ -274,7 +276,7 @@ fn tasks_say_what_they_read() {
     let (n, k) = (96, 576);
     for storage in [Storage::F16].into_iter().chain(BlockFormat::ALL.map(Storage::Blocks)) {
         let numbers = vec![0u8; storage.bytes(n * k)];
-        let scales = vec![0u16; n * k / BLOCK];
+        let scales = vec![0u16; n * k / BLOCK * storage.scales().max(1)];
         let weights = Rows {
             numbers: numbers.as_ptr(),
             scales: scales.as_ptr(),

@@ -43,8 +43,8 @@ pub(in crate::gemm) struct Group {
     digits: [[[i8; GROUP_BYTES]; 2]; DIGITS],
     /// -8 times the integers' sums: four numbers for each block, which are to be added up.
     offsets: [i32; 4 * GROUP_BLOCKS],
-    /// For each block the sum of its integers without the last digits, and that of these.
-    sums: [[i32; 2]; GROUP_BLOCKS],
+    /// For each half of each block the sum of its integers without the last digits, and that of these.
+    sums: [[[i32; 2]; 2]; GROUP_BLOCKS],
     /// What the integer 1 stands for, of the first blocks of all pairs, then of the second ones.
     scales: [f32; GROUP_BLOCKS],
 }
@@ -117,7 +117,14 @@ impl Group {
     /// The sum of a block's integers without their last digits, and that of these.
     #[inline(always)]
     pub(super) fn sums(&self, block: usize) -> [i32; 2] {
-        self.sums[block]
+        let [first, second] = self.sums[block];
+        [first[0] + second[0], first[1] + second[1]]
+    }
+
+    /// The same of half a block.
+    #[inline(always)]
+    pub(super) fn sums_of_half(&self, block: usize, half: usize) -> [i32; 2] {
+        self.sums[block][half]
     }
 
     /// What a block's integer 1 stands for.

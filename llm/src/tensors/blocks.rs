@@ -1,0 +1,161 @@
+//! Blocks of few bits as GGUF files have them.
+
+use half::f16;
+use meganeura_core::quantization::{BLOCK, BlockFormat};
+
+use super::element::{Element, split_scale};
+
+/// Numbers of a super-block of the K formats.
+pub(super) const SUPER: usize = 256;
+/// What the 16 integers of IQ4_NL stand for, times the scale.
+const IQ4_NL: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+/// Twice what the 16 integers of MXFP4 stand for: floating-point numbers of four bits, E2M1 (OCP Microscaling Formats, 2023,
+/// section 5.3.3).
+const MXFP4: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+
+/// 32 numbers, as a format of devices has them: integers before anything is subtracted, and scales, of which a second one may
+/// be a minimum.
+pub(super) struct Block {
+    pub(super) integers: [u8; BLOCK],
+    pub(super) scales: [f32; 2],
+}
+
+impl Block {
+    pub(super) fn numbers(&self, format: BlockFormat) -> [f32; BLOCK] {
+        let [scale, second] = self.scales;
+        let offset = f32::from(format.offset());
+        std::array::from_fn(|i| {
+            let q = self.integers[i];
+            match format {
+                BlockFormat::Q8_0 => f32::from(q as i8) * scale,
+                BlockFormat::Q6 => (f32::from(q) - offset) * self.scales[i / (BLOCK / 2)],
+                BlockFormat::Q5_1 | BlockFormat::Q4_1 => f32::from(q) * scale + second,
+                BlockFormat::Q5_0 | BlockFormat::Q4_0 => (f32::from(q) - offset) * scale,
+            }
+        })
+    }
+}
+
+/// Gives each block of whole blocks, or of whole super-blocks, of an element that has a [`Element::format`].
+pub(super) fn each(element: Element, bytes: &[u8], mut give: impl FnMut(&Block)) {
+    let [_, size] = element.block();
+    for stored in bytes.chunks_exact(size) {
+        match element {
+            Element::Q4K => k_with_minima(stored, false, &mut give),
+            Element::Q5K => k_with_minima(stored, true, &mut give),
+            Element::Q6K => q6_k(stored, &mut give),
+            Element::Iq4Nl => {
+                let (scale, halves) = split_scale(stored);
+                give(&Block {
+                    integers: nibbles(halves).map(|q| IQ4_NL[usize::from(q)].cast_unsigned()),
+                    scales: [scale.to_f32(), 0.0],
+                });
+            }
+            Element::Mxfp4 => give(&Block {
+                integers: nibbles(&stored[1..]).map(|q| MXFP4[usize::from(q)].cast_unsigned()),
+                scales: [half_power(stored[0]), 0.0],
+            }),
+            Element::Blocks(format) => give(&plain(stored, format)),
+            Element::F32 | Element::F16 | Element::BF16 => {}
+        }
+    }
+}
+
+/// Half of the number that an exponent of eight bits stands for, 2 to the power of it less 127.
+fn half_power(exponent: u8) -> f32 {
+    match exponent {
+        // Below 2^-126 there are subnormal numbers.
+        0 | 1 => f32::from_bits(0x0020_0000 << exponent),
+        _ => f32::from_bits(u32::from(exponent - 1) << 23),
+    }
+}
+
+/// The lower halves of 16 bytes, then the upper ones.
+fn nibbles(bytes: &[u8]) -> [u8; BLOCK] {
+    std::array::from_fn(|i| {
+        let pair = bytes[i % (BLOCK / 2)];
+        if i < BLOCK / 2 { pair & 15 } else { pair >> 4 }
+    })
+}
+
+/// A scale, the minimum where there is one, the highest bits where there are five, and halves of bytes or bytes.
+fn plain(stored: &[u8], format: BlockFormat) -> Block {
+    let (scale, mut rest) = split_scale(stored);
+    let mut scales = [scale, f16::ZERO];
+    if format.has_minimum() {
+        (scales[1], rest) = split_scale(rest);
+    }
+    let integers = match format {
+        BlockFormat::Q8_0 => std::array::from_fn(|i| rest[i]),
+        BlockFormat::Q5_0 | BlockFormat::Q5_1 => {
+            let (high, halves) = rest.split_at(BLOCK / 8);
+            let mut integers = nibbles(halves);
+            for (i, q) in integers.iter_mut().enumerate() {
+                *q |= (high[i / 8] >> (i % 8) & 1) << 4;
+            }
+            integers
+        }
+        // No file has Q6.
+        BlockFormat::Q4_0 | BlockFormat::Q4_1 | BlockFormat::Q6 => nibbles(rest),
+    };
+    Block {
+        integers,
+        scales: scales.map(f16::to_f32),
+    }
+}
+
+/// Q4_K and Q5_K: `d` and `dmin`, 12 bytes of scales and minima, in Q5_K 32 bytes with the fifth bits, 128 bytes of halves.
+/// Scales and minima 0 to 3 are the lower six bits of bytes 0 to 7, the others have four bits in bytes 8 to 11 and two more
+/// above the former.
+fn k_with_minima(stored: &[u8], has_fifth: bool, give: &mut impl FnMut(&Block)) {
+    let (d, rest) = split_scale(stored);
+    let (least, rest) = split_scale(rest);
+    let (packed, rest) = rest.split_at(12);
+    let (fifth, halves) = rest.split_at(if has_fifth { BLOCK } else { 0 });
+    for i in 0..SUPER / BLOCK {
+        let (scale, minimum) = match i {
+            0..4 => (packed[i] & 63, packed[i + 4] & 63),
+            _ => (
+                packed[i + 4] & 15 | packed[i - 4] >> 6 << 4,
+                packed[i + 4] >> 4 | packed[i] >> 6 << 4,
+            ),
+        };
+        // Two blocks share their bytes.
+        let bytes = &halves[i / 2 * BLOCK..];
+        give(&Block {
+            integers: std::array::from_fn(|e| {
+                let low = if i.is_multiple_of(2) {
+                    bytes[e] & 15
+                } else {
+                    bytes[e] >> 4
+                };
+                match has_fifth {
+                    true => low | (fifth[e] >> i & 1) << 4,
+                    false => low,
+                }
+            }),
+            scales: [d.to_f32() * f32::from(scale), -(least.to_f32() * f32::from(minimum))],
+        });
+    }
+}
+
+/// 128 bytes with the lower four bits, 64 with the upper two, 16 signed scales of 16 numbers each, `d`. Of each half of
+/// the numbers, a quarter has the lower halves of 32 bytes, the next those of 32 more, and the others the upper halves.
+fn q6_k(stored: &[u8], give: &mut impl FnMut(&Block)) {
+    let (low, rest) = stored.split_at(128);
+    let (high, rest) = rest.split_at(64);
+    let (scales, d) = rest.split_at(16);
+    let (d, _) = split_scale(d);
+    for i in 0..SUPER / BLOCK {
+        let (half, quarter) = (i / 4, i % 4);
+        let bytes = &low[64 * half + 32 * (quarter % 2)..];
+        let above = &high[32 * half..];
+        give(&Block {
+            integers: std::array::from_fn(|e| {
+                let four = if quarter < 2 { bytes[e] & 15 } else { bytes[e] >> 4 };
+                four | (above[e] >> (2 * quarter) & 3) << 4
+            }),
+            scales: [2 * i, 2 * i + 1].map(|at| d.to_f32() * f32::from(scales[at] as i8)),
+        });
+    }
+}

@@ -1,0 +1,145 @@
+//! Blocks of GGUF files against the package `gguf`: see `scripts/verify-external/make_gguf_blocks.py`.
+
+use half::f16;
+use meganeura_core::quantization::{BLOCK, BlockFormat};
+use serde_json::Value;
+
+use super::convert::{to_blocks, to_f32};
+use super::element::Element;
+use super::shard::Tensor;
+
+const WIDTH: usize = 256;
+const SHAPE: [usize; 2] = [2, WIDTH];
+
+/// A type of files with blocks of it.
+struct Stored {
+    name: String,
+    element: Element,
+    /// What was rounded, if the package rounds to this type.
+    values: Option<Vec<u8>>,
+    bytes: Vec<u8>,
+    numbers: Vec<f32>,
+}
+
+fn hex(text: &Value) -> Vec<u8> {
+    let text = text.as_str().expect("bytes").as_bytes();
+    let digit = |byte: u8| (byte as char).to_digit(16).expect("a digit") as u8;
+    let pairs = text.as_chunks::<2>().0.iter();
+    pairs.map(|&[high, low]| digit(high) << 4 | digit(low)).collect()
+}
+
+fn fixture() -> Vec<Stored> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/gguf/blocks.json");
+    let text = std::fs::read_to_string(path).expect("a fixture");
+    let json: Value = serde_json::from_str(&text).expect("json");
+    let types = json["types"].as_object().expect("types").iter();
+    let stored = types.map(|(name, entry)| {
+        let number = entry["number"].as_u64().expect("a number") as u32;
+        let numbers = hex(&entry["numbers"]);
+        Stored {
+            name: name.clone(),
+            element: Element::of_gguf(number).expect(name),
+            values: entry.get("values").map(hex),
+            bytes: hex(&entry["bytes"]),
+            numbers: numbers.as_chunks().0.iter().map(|&b| f32::from_le_bytes(b)).collect(),
+        }
+    });
+    stored.collect()
+}
+
+fn tensor(element: Element, bytes: &[u8]) -> Tensor<'_> {
+    Tensor {
+        element,
+        shape: &SHAPE,
+        bytes,
+        heads: None,
+    }
+}
+
+/// Integers and scales of a tensor in blocks.
+fn packed(tensor: &Tensor, format: BlockFormat) -> (Vec<u8>, Vec<f16>) {
+    let (mut integers, mut scales) = (Vec::new(), Vec::new());
+    to_blocks(tensor, format, &mut integers, &mut scales).expect("finite");
+    let scales = scales.as_chunks::<2>().0.iter().map(|&b| f16::from_le_bytes(b));
+    (integers, scales.collect())
+}
+
+#[test]
+fn numbers_are_those_that_gguf_reads() {
+    let all = fixture();
+    assert_eq!(all.len(), 10);
+    for stored in all {
+        let mut numbers = Vec::new();
+        to_f32(&tensor(stored.element, &stored.bytes), false, &mut numbers);
+        assert_eq!(numbers, stored.numbers, "{}", stored.name);
+    }
+}
+
+#[test]
+fn blocks_keep_their_integers() {
+    for stored in fixture() {
+        let format = stored.element.format().expect("blocks");
+        let (integers, scales) = packed(&tensor(stored.element, &stored.bytes), format);
+        let found = format.dequantize(&integers, &scales);
+        if !stored.name.ends_with("_K") {
+            assert_eq!(found, stored.numbers, "{}", stored.name);
+            continue;
+        }
+        // Scales are rounded to binary16, with the minima.
+        let of_row = format.scales();
+        for (i, (x, y)) in found.iter().zip(&stored.numbers).enumerate() {
+            let minimum = match format.has_minimum() {
+                true => scales[i / BLOCK * of_row + 1].to_f32(),
+                false => 0.0,
+            };
+            let bound = ((y - minimum).abs() + minimum.abs()) * 5e-4 + 63.0 * 2f32.powi(-25);
+            assert!((x - y).abs() <= bound, "{}: {x}, not {y}", stored.name);
+        }
+    }
+}
+
+#[test]
+fn numbers_are_rounded_as_gguf_rounds_them() {
+    let mut count = 0;
+    for stored in fixture() {
+        let Some(values) = stored.values else { continue };
+        let format = stored.element.format().expect("blocks");
+        let of_file = packed(&tensor(stored.element, &stored.bytes), format);
+        let own = packed(&tensor(Element::F32, &values), format);
+        assert!(own == of_file, "{}", stored.name);
+        count += 1;
+    }
+    assert_eq!(count, 5);
+}
+
+#[test]
+fn integers_of_fewer_bits_are_bytes() {
+    let without_minima = ["Q8_0", "Q5_0", "Q4_0", "IQ4_NL", "MXFP4"];
+    for stored in fixture() {
+        if without_minima.contains(&stored.name.as_str()) {
+            let (integers, scales) = packed(&tensor(stored.element, &stored.bytes), BlockFormat::Q8_0);
+            let found = BlockFormat::Q8_0.dequantize(&integers, &scales);
+            assert_eq!(found, stored.numbers, "{}", stored.name);
+        }
+    }
+}
+
+#[test]
+fn powers_of_two_that_binary16_has_not() {
+    let of = |exponent: u8, pair: u8| {
+        let block: Vec<u8> = [&[exponent][..], &[pair; BLOCK / 2]].concat();
+        let bytes = block.repeat(SHAPE[0] * WIDTH / BLOCK);
+        let (mut integers, mut scales) = (Vec::new(), Vec::new());
+        let outcome = to_blocks(
+            &tensor(Element::Mxfp4, &bytes),
+            BlockFormat::Q8_0,
+            &mut integers,
+            &mut scales,
+        );
+        outcome.map(|()| (integers, scales))
+    };
+    assert_eq!(of(200, 0x11), Err(0), "too large");
+    let (_, scales) = of(90, 0x11).expect("very small");
+    assert!(scales.iter().all(|&byte| byte == 0));
+    assert!(of(0, 0x77).is_ok() && of(1, 0x77).is_ok());
+}

@@ -1,0 +1,167 @@
+//! How the matrices of a model are stored.
+
+use std::fmt;
+
+use super::LayerSet;
+use crate::layers::WeightStorage;
+
+/// Matrices of a layer, by the ends of their names.
+const MATRICES: [&str; 7] = [
+    "q_proj",
+    "k_proj",
+    "v_proj",
+    "o_proj",
+    "gate_proj",
+    "up_proj",
+    "down_proj",
+];
+
+/// How each matrix of a [`LlamaConfig`](super::LlamaConfig) is stored: all in one way, or as files have it that mix types.
+/// Norms and biases are `f32` in any case.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct StorageMap {
+    /// Of matrices that are not told apart: those of layers from [`LayerSet::LAYERS`] on.
+    usual: WeightStorage,
+    embedding: WeightStorage,
+    head: WeightStorage,
+    layers: [[WeightStorage; MATRICES.len()]; LayerSet::LAYERS],
+}
+
+/// A matrix of a model.
+enum Place {
+    Embedding,
+    Head,
+    Layer(usize, usize),
+}
+
+/// The matrix with the weights of that name: `model.embed_tokens.weight`, `lm_head.weight`, `model.layers.0.mlp.up_proj.weight`.
+fn place(name: &str) -> Option<Place> {
+    let (module, _) = name.rsplit_once(".weight")?;
+    let mut parts = module.split('.');
+    let last = module.rsplit('.').next()?;
+    match last {
+        "embed_tokens" => Some(Place::Embedding),
+        "lm_head" => Some(Place::Head),
+        _ => {
+            parts.find(|part| *part == "layers")?;
+            let layer = parts.next()?.parse().ok()?;
+            Some(Place::Layer(layer, matrix(last)?))
+        }
+    }
+}
+
+fn matrix(module: &str) -> Option<usize> {
+    MATRICES.iter().position(|name| *name == module)
+}
+
+impl StorageMap {
+    /// All matrices in one way.
+    pub const fn all(storage: WeightStorage) -> Self {
+        StorageMap {
+            usual: storage,
+            embedding: storage,
+            head: storage,
+            layers: [[storage; MATRICES.len()]; LayerSet::LAYERS],
+        }
+    }
+
+    /// Stores the matrix with the parameter of this name (`model.layers.0.mlp.up_proj.weight`) in another way. Names of other
+    /// parameters, and layers from [`LayerSet::LAYERS`] on, are passed over.
+    pub fn set(&mut self, parameter: &str, storage: WeightStorage) {
+        match place(parameter) {
+            Some(Place::Embedding) => self.embedding = storage,
+            Some(Place::Head) => self.head = storage,
+            Some(Place::Layer(layer, matrix)) => {
+                if let Some(layer) = self.layers.get_mut(layer) {
+                    layer[matrix] = storage;
+                }
+            }
+            None => {}
+        }
+    }
+
+    /// How the matrix with the parameter of this name is stored; `None` if that is none of the model's matrices.
+    pub fn of(&self, parameter: &str) -> Option<WeightStorage> {
+        Some(match place(parameter)? {
+            Place::Embedding => self.embedding,
+            Place::Head => self.head,
+            Place::Layer(layer, matrix) => self.layers.get(layer).map_or(self.usual, |layer| layer[matrix]),
+        })
+    }
+
+    pub(super) fn embedding(&self) -> WeightStorage {
+        self.embedding
+    }
+
+    pub(super) fn head(&self) -> WeightStorage {
+        self.head
+    }
+
+    /// Of a module of a layer, such as `q_proj`.
+    pub(super) fn of_layer(&self, layer: usize, module: &str) -> WeightStorage {
+        let layer = self.layers.get(layer).zip(matrix(module));
+        layer.map_or(self.usual, |(layer, matrix)| layer[matrix])
+    }
+
+    /// A lower-case name, for files of plans: the storage's if all matrices have the same one, else `mixed-` and a hash of all.
+    pub fn name(&self) -> String {
+        if *self == StorageMap::all(self.usual) {
+            return self.usual.name().to_owned();
+        }
+        let layers = self.layers.iter().flatten();
+        let all = [&self.usual, &self.embedding, &self.head].into_iter().chain(layers);
+        // FNV-1a: a name has to be the same in every build.
+        let hash = all.fold(0xcbf2_9ce4_8422_2325_u64, |hash, storage| {
+            let bytes = storage.name().bytes().chain([b' ']);
+            bytes.fold(hash, |hash, byte| {
+                (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+            })
+        });
+        format!("mixed-{hash:016x}")
+    }
+}
+
+impl Default for StorageMap {
+    fn default() -> Self {
+        StorageMap::all(WeightStorage::F32)
+    }
+}
+
+impl From<WeightStorage> for StorageMap {
+    fn from(storage: WeightStorage) -> Self {
+        StorageMap::all(storage)
+    }
+}
+
+impl fmt::Debug for StorageMap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn matrices_are_told_apart_by_name() {
+        let mut map = StorageMap::all(WeightStorage::Q4_1);
+        assert_eq!(map.name(), "q4_1");
+        let uniform = map;
+        map.set("model.layers.3.mlp.down_proj.weight", WeightStorage::Q6);
+        map.set("model.embed_tokens.weight", WeightStorage::Q8);
+        map.set("model.layers.3.input_layernorm.weight", WeightStorage::F16);
+        map.set("model.layers.3.self_attn.q_proj.bias", WeightStorage::F16);
+        map.set("model.layers.500.self_attn.q_proj.weight", WeightStorage::F16);
+        assert_eq!(map.of_layer(3, "down_proj"), WeightStorage::Q6);
+        assert_eq!(map.of_layer(2, "down_proj"), WeightStorage::Q4_1);
+        assert_eq!(map.of_layer(500, "q_proj"), WeightStorage::Q4_1);
+        assert_eq!(map.of("model.layers.3.mlp.down_proj.weight"), Some(WeightStorage::Q6));
+        assert_eq!(map.of("model.norm.weight"), None);
+        assert_eq!([map.embedding(), map.head()], [WeightStorage::Q8, WeightStorage::Q4_1]);
+        assert!(map.name().starts_with("mixed-") && map != uniform);
+        map.set("model.layers.3.mlp.down_proj.weight", WeightStorage::Q4_1);
+        map.set("model.embed_tokens.weight", WeightStorage::Q4_1);
+        assert_eq!(map, uniform);
+    }
+}

@@ -1,0 +1,172 @@
+var<storage, read_write> b0: array<f32>;
+var<storage, read> b1: array<u32>;
+var<storage, read> b2: array<u32>;
+var<storage, read> b3: array<vec4<f32>>;
+// Matrix product of few rows whose operands lie along K: a thread loads units of one or more vectors of four terms, and all that
+// it needs of the matrix B, if that is not too much, before it waits for anything else.
+//
+// A workgroup has THREADS / LANES times COLUMNS columns, each thread COLUMNS of them for all M rows, with sums in registers;
+// LANES threads share the sums of a column. Where they are a subgroup, it adds them up; elsewhere that goes through shared
+// memory, TOGETHER sums of a thread at a time. Rows that have to be computed are computed once (STAGED). Where there are few
+// columns, K is cut into PARTS (split-K). Packed weights stay so in registers, and the scale of a unit is multiplied with its sum.
+//
+// Twin in the oracle: core/src/ops/matmul.rs, core/src/ops/quantized.rs.
+const BATCH: u32 = 1u;
+const M: u32 = 1u;
+const N: u32 = 960u;
+const K: u32 = 576u;
+// The schedule.
+const COLUMNS: u32 = 1u;
+const UNIT: u32 = 2u;
+const TOGETHER: u32 = 1u;
+const THREADS: u32 = 256u;
+const LANES: u32 = 32u;
+const ADDERS: u32 = 8u;
+const LAST_ADDERS: u32 = 8u;
+const GROUPS: u32 = 8u;
+const ACROSS: u32 = 120u;
+const WIDTH: u32 = 144u;
+const UNITS: u32 = 72u;
+const SUMS: u32 = 1u;
+const LAST: u32 = 1u;
+const STRIDE: u32 = 33u;
+alias Unit = vec4<u32>;
+var<workgroup> sums: array<f32, TOGETHER * GROUPS * STRIDE>;
+var<workgroup> few: array<f32, GROUPS * max(TOGETHER * ADDERS, LAST * LAST_ADDERS)>;
+// The vector `k` of a row.
+fn load_a(batch: u32, line: u32, k: u32) -> vec4<f32> {
+    let v9 = k * 4u;
+    return b3[(v9) / 4u];
+}
+// The unit `k` of a column.
+fn load_b(batch: u32, line: u32, k: u32) -> Unit {
+    let v1 = k * 8u;
+    let v2 = (line * 576u + v1) / 8u;
+    let v3 = v2;
+    let v4 = v3 / 4u;
+    let v5 = v3 % 4u;
+    let v6 = b1[v4 * 5u + v5];
+    let v7 = b1[v4 * 5u + 4u];
+    let v8 = v7 >> v5;
+    return vec4<u32>(v6, v8, bitcast<u32>(f16_to_f32((b2[(v4 * 1u) >> 1u] >> (((v4 * 1u) & 1u) * 16u)) & 0xffffu)), 0u);
+}
+// A vector of a unit.
+fn expand_b(unit: Unit, number: u32) -> vec4<f32> {
+    return bitcast<f32>(unit.z) * five_bits_to_f32x4(unit.x, unit.y, number % 2u, 16.0);
+}
+// The number in its line of a vector of the unit `k`.
+fn vector_of(k: u32, number: u32) -> u32 {
+    return k / 4u * 8u + k % 4u * 1u + number / 2u + number % 2u * 4u;
+}
+// A sum and four terms more.
+fn add_terms(sum: f32, x: vec4<f32>, y: vec4<f32>) -> f32 {
+    return fma(x.w, y.w, fma(x.z, y.z, fma(x.y, y.y, fma(x.x, y.x, sum))));
+}
+// The number of an element of the result.
+fn element_number(batch: u32, row: u32, column: u32) -> u32 {
+    return (batch * M + row) * N + column;
+}
+// What becomes of a sum, or of a part of one.
+fn finish(part: u32, i: u32, product: f32) {
+    b0[i] = product;
+}
+// The same by the LAST_ADDERS of the last sums.
+fn add_last_lanes(at: u32) -> f32 {
+    return ((sums[at + 0u] + sums[at + 8u]) + (sums[at + 16u] + sums[at + 24u]));
+}
+fn add_last_few(own: u32) -> f32 {
+    return (((few[own * 8u + 0u] + few[own * 8u + 1u]) + (few[own * 8u + 2u] + few[own * 8u + 3u])) + ((few[own * 8u + 4u] + few[own * 8u + 5u]) + (few[own * 8u + 6u] + few[own * 8u + 7u])));
+}
+// Backends that begin a launch before the one in front of it has ended wait for it here: what is read before, no launch writes.
+fn await_earlier_launches() {}
+@compute @workgroup_size(THREADS)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    let group_number = group.x;
+    let first_column = group_number % ACROSS * (COLUMNS * GROUPS);
+    let batch = group_number / ACROSS % BATCH;
+    let part = group_number / (ACROSS * BATCH);
+    let slot = local % LANES;
+    let first_vector = part * WIDTH;
+    let first_unit = part * UNITS;
+    let end = min(first_unit + UNITS, K / (4u * UNIT));
+    let column_0 = min(first_column + 0u * GROUPS + local / LANES, N - 1u);
+    var sum_0 = 0.0;
+    // What comes before needs none of the matrix, which is loaded meanwhile.
+    let k = first_unit + slot;
+    let k_0 = min(k + 0u * LANES, end - 1u);
+    let b_0_0 = load_b(batch, column_0, k_0);
+    let k_1 = min(k + 1u * LANES, end - 1u);
+    let b_1_0 = load_b(batch, column_0, k_1);
+    let k_2 = min(k + 2u * LANES, end - 1u);
+    let b_2_0 = select(Unit(), load_b(batch, column_0, k_2), k + 2u * LANES < end);
+    await_earlier_launches();
+    let y_0_0_0 = expand_b(b_0_0, 0u);
+    let row_0_0_0 = load_a(batch, 0u, vector_of(k_0, 0u));
+    let x_0_0_0 = row_0_0_0;
+    sum_0 = add_terms(sum_0, x_0_0_0, y_0_0_0);
+    let y_0_1_0 = expand_b(b_0_0, 1u);
+    let row_0_1_0 = load_a(batch, 0u, vector_of(k_0, 1u));
+    let x_0_1_0 = row_0_1_0;
+    sum_0 = add_terms(sum_0, x_0_1_0, y_0_1_0);
+    let y_1_0_0 = expand_b(b_1_0, 0u);
+    let row_1_0_0 = load_a(batch, 0u, vector_of(k_1, 0u));
+    let x_1_0_0 = row_1_0_0;
+    sum_0 = add_terms(sum_0, x_1_0_0, y_1_0_0);
+    let y_1_1_0 = expand_b(b_1_0, 1u);
+    let row_1_1_0 = load_a(batch, 0u, vector_of(k_1, 1u));
+    let x_1_1_0 = row_1_1_0;
+    sum_0 = add_terms(sum_0, x_1_1_0, y_1_1_0);
+    let y_2_0_0 = expand_b(b_2_0, 0u);
+    let row_2_0_0 = load_a(batch, 0u, vector_of(k_2, 0u));
+    let x_2_0_0 = select(vec4<f32>(), row_2_0_0, k + 2u * LANES < end);
+    sum_0 = add_terms(sum_0, x_2_0_0, y_2_0_0);
+    let y_2_1_0 = expand_b(b_2_0, 1u);
+    let row_2_1_0 = load_a(batch, 0u, vector_of(k_2, 1u));
+    let x_2_1_0 = select(vec4<f32>(), row_2_1_0, k + 2u * LANES < end);
+    sum_0 = add_terms(sum_0, x_2_1_0, y_2_1_0);
+    {
+        let first = 0u * TOGETHER;
+        sums[((0u - 0u * TOGETHER) * GROUPS + local / LANES) * STRIDE + slot] = sum_0;
+        workgroupBarrier();
+        if (local < LAST * GROUPS * LAST_ADDERS) {
+            few[local] = add_last_lanes(local / LAST_ADDERS * STRIDE + local % LAST_ADDERS);
+        }
+        workgroupBarrier();
+        if (local < min(TOGETHER, SUMS - 0u * TOGETHER) * GROUPS) {
+            let own = 0u * TOGETHER + local / GROUPS;
+            let own_column = first_column + own % COLUMNS * GROUPS + local % GROUPS;
+            if (own_column < N) {
+                let sum = add_last_few(local);
+                finish(part, element_number(batch, own / COLUMNS, own_column), sum);
+            }
+        }
+    }
+}
+// Scalar functions. WGSL leaves NaN, infinities and the accuracy of most built-in functions to the driver; these
+// say what happens. A kernel gets the functions that it uses, and those that they use.
+// Not a constant, so that no compiler evaluates what comes out of these bits.
+fn from_bits(bits: u32) -> f32 {
+    var word = bits;
+    return bitcast<f32>(word);
+}
+// Half precision in 16 bits, without the device's own conversions: these may flush small numbers.
+fn f16_to_f32(half: u32) -> f32 {
+    // Without branches, behind which loads would wait for each other.
+    let magnitude = half & 0x7fffu;
+    let tiny = bitcast<u32>(f32(magnitude) * 5.9604644775390625e-8);
+    let finite = select((magnitude << 13u) + 0x38000000u, tiny, magnitude < 0x400u);
+    let word = select(finite, (magnitude << 13u) | 0x7f800000u, magnitude >= 0x7c00u);
+    return from_bits(word | ((half & 0x8000u) << 16u));
+}
+// Four bytes minus an offset.
+fn bytes_to_f32x4(bytes: u32, offset: f32) -> vec4<f32> {
+    let high = bytes >> 16u;
+    let bits = vec4<u32>(bytes & 0xffu, bytes & 0xff00u, high & 0xffu, high & 0xff00u);
+    let floats = bitcast<vec4<f32>>(bits | vec4<u32>(0x4b000000u, 0x47000000u, 0x4b000000u, 0x47000000u));
+    return floats - vec4<f32>(8388608.0 + offset, 32768.0 + offset, 8388608.0 + offset, 32768.0 + offset);
+}
+// The same with a bit above each, those of the first half in the lowest bits of bytes and those of the second four bits higher.
+fn five_bits_to_f32x4(word: u32, above: u32, half: u32, offset: f32) -> vec4<f32> {
+    let low = (word >> (4u * half)) & 0x0f0f0f0fu;
+    return bytes_to_f32x4(low | (((above >> (4u * half)) & 0x01010101u) << 4u), offset);
+}
