@@ -206,8 +206,8 @@ impl Checkpoint {
 
     /// Sets all parameters of a session but caches and adapters, which keep what they hold. Matrices in `f32` but the
     /// table of embeddings are transposed: checkpoints have `[outputs, inputs]`, graphs `[inputs, outputs]`. Parameters in
-    /// fewer bits have the rows of the checkpoint; they keep their integers where the file stores them so, or in fewer bits of the kind, else are
-    /// rounded row by row.
+    /// fewer bits have the rows of the checkpoint; they keep their integers where the file stores them so, and in
+    /// [`WeightStorage::Q8`] also where it has Q5_0, Q4_0, IQ4_NL or MXFP4; else they are rounded row by row.
     /// Nothing is set unless everything fits.
     ///
     /// # Errors

@@ -172,7 +172,7 @@ impl Sampler {
             repetition_penalty,
             ..
         } = self.options;
-        let is_plain = temperature == 0.0 || (top_k.is_none() && top_p.is_none() && min_p.is_none());
+        let is_plain = temperature == 0.0 || (top_k.is_none() && top_p.is_none_or(|p| p == 1.0) && min_p.is_none());
         (is_plain && repetition_penalty == 1.0).then_some(temperature)
     }
 

@@ -80,6 +80,10 @@ impl DraftModel {
     /// # Errors
     /// What the session finds.
     pub(super) fn draft(&mut self, running: &mut [Sequence], parts: &mut [Part]) -> Result<()> {
+        for sequence in running.iter_mut() {
+            // A step that failed after its drafts has left rows of tokens that nobody took.
+            sequence.computed_by_draft = sequence.computed_by_draft.min(sequence.computed);
+        }
         let mut guesses = self.read(running, parts)?;
         loop {
             guesses.retain(|guess| guess.tokens.len() < parts[guess.part].room);
@@ -162,7 +166,7 @@ impl DraftModel {
         guesses.retain_mut(|guess| {
             let part = &mut parts[guess.part];
             let token = match (drawn.next(), rows.next()) {
-                (Some(&[token, _]), _) => Some(token as u32),
+                (Some(&[token, sound]), _) => (sound > 0.0).then_some(token as u32),
                 (None, Some(logits)) => {
                     let before = [&running[part.sequence].tokens[..], &guess.tokens].concat();
                     guess.sampler.choose(logits, &before).ok()

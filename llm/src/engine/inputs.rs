@@ -180,7 +180,8 @@ impl Inputs {
 pub(super) fn shapes(options: &EngineOptions, draft_tokens: usize, cache: PagedCache, draws: bool) -> Vec<Rows> {
     // A step has the logits of each sequence's draft tokens, too.
     let most = options.step_tokens;
-    let asked = options.sequences.saturating_mul(1 + draft_tokens).min(most);
+    let of_sequence = draft_tokens.saturating_add(1);
+    let asked = options.sequences.saturating_mul(of_sequence).min(most);
     let powers = (0..).map(|power| 1usize << power).take_while(|&rows| rows < asked);
     let mut rows: Vec<usize> = powers.collect();
     rows.extend([asked, most]);

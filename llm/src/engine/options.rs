@@ -39,7 +39,7 @@ pub struct EngineOptions {
     pub draft_model: Option<DraftOptions>,
     /// Whether equal beginnings of sequences are computed once.
     pub prefix_cache: bool,
-    /// Whether the device draws tokens for sequences without `top_k`, `top_p`, `min_p`, penalties, constraints and logarithms of
+    /// Whether the device draws tokens for sequences without `top_k`, `top_p` below 1, `min_p`, penalties, constraints and logarithms of
     /// probabilities, so that their logits need not be read; `None` if the device has memory of its own. A seed gives other texts
     /// then than where the host draws.
     pub device_sampling: Option<bool>,

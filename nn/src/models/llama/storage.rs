@@ -3,18 +3,10 @@
 use std::fmt;
 
 use super::LayerSet;
-use crate::layers::WeightStorage;
+use crate::layers::{LORA_LAYERS, WeightStorage};
 
-/// Matrices of a layer, by the ends of their names.
-const MATRICES: [&str; 7] = [
-    "q_proj",
-    "k_proj",
-    "v_proj",
-    "o_proj",
-    "gate_proj",
-    "up_proj",
-    "down_proj",
-];
+/// Matrices of a layer, by the ends of their names: those that adapters may be put beside.
+const MATRICES: [&str; 7] = LORA_LAYERS;
 
 /// How each matrix of a [`LlamaConfig`](super::LlamaConfig) is stored: all in one way, or as files have it that mix types.
 /// Norms and biases are `f32` in any case.

@@ -1,4 +1,4 @@
-//! Matmuls of one row with weights of few bits by integers: with Q4_0 for AVX2, and with both kinds of blocks for AVX-512's
+//! Matmuls of one row with weights of few bits by integers: with Q4_0 for AVX2, and with all kinds of blocks for AVX-512's
 //! VNNI, if they lie in panels.
 //!
 //! To make numbers of weights takes most of the time of such a matmul: a register of eight costs a shuffle and a
@@ -9,8 +9,8 @@
 //!
 //! An integer is three digits, `d0 + 128 d1 + 128^2 d2`, as `vpmaddubsw` takes bytes: products of four bits by eight, of
 //! four neighbours, stay within 16 bits, and `vpmaddwd` brings digits together, each times its power of 128. `vpdpbusd`
-//! adds four products to 32 bits at once. Weights keep their offset of 8 until the end, when it is taken out by the sum of
-//! the row's integers.
+//! adds four products to 32 bits at once. Weights keep their offset until the end, when it is taken out by the sum of
+//! the row's integers; minima are multiplied with that sum.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
