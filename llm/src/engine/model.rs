@@ -36,7 +36,9 @@ impl Model {
     ) -> Result<Self> {
         checkpoint.check_model(&config.network)?;
         let has_own_memory = !plans.device().capabilities().unified_memory;
-        let draws = options.device_sampling.unwrap_or(has_own_memory);
+        // Drawn tokens are read as `f32`, which has all integers up to there.
+        let are_exact = config.network.vocab <= 1 << f32::MANTISSA_DIGITS;
+        let draws = options.device_sampling.unwrap_or(has_own_memory) && are_exact;
         let shapes = shapes(options, draft_tokens, cache, draws);
         let mut joined = plans.session(&config.network, &shapes)?;
         checkpoint.load_into(&mut joined.session)?;
