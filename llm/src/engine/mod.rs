@@ -187,7 +187,8 @@ impl Engine {
     }
 
     /// With a smaller model of the same vocabulary, on an open device, that guesses the next [`EngineOptions::draft_tokens`] of
-    /// each sequence.
+    /// each sequence. Where only one of both devices draws tokens ([`EngineOptions::device_sampling`]), few guesses are right above a
+    /// temperature of 0.
     ///
     /// # Errors
     /// A model with another vocabulary, or with fewer positions than a sequence may have tokens; no draft tokens; sequences that run
@@ -265,7 +266,7 @@ impl Engine {
         self.context
     }
 
-    /// The memory that the model's session takes, caches among the parameters.
+    /// The memory that the model's session takes, caches among the parameters; that of a draft model comes on top.
     pub fn memory_forecast(&self) -> MemoryForecast {
         self.model.memory_forecast()
     }

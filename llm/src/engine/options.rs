@@ -47,7 +47,7 @@ pub struct EngineOptions {
     pub plans: Option<PathBuf>,
     /// Folder of adapters that are merged into the weights.
     pub adapters: Option<PathBuf>,
-    /// How matrices are stored on the device; as `None` the way that the checkpoint asks for
+    /// How matrices of the model and of the draft model are stored on the device; as `None` the way that each checkpoint asks for
     /// ([`Checkpoint::usual_storage`](crate::Checkpoint::usual_storage)).
     pub weights: Option<WeightStorage>,
 }

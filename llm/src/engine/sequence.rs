@@ -104,7 +104,8 @@ impl Sequence {
             self.published.push(identity);
             self.computed += block_rows;
         }
-        // The draft model computes what the model computes.
+        // The draft model computes what the model computes. Of a block whose last token was a draft it may lack that row still,
+        // with which it would guess better.
         self.computed_by_draft = self.computed;
     }
 
