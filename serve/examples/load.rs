@@ -99,7 +99,7 @@ fn main() {
 /// What an answer took, in seconds.
 struct Answer {
     first: f64,
-    /// Between tokens. Those that come together, as their text was not complete before, share the time since the ones before.
+    /// Between tokens. Those that come together share the time since the ones before.
     between: Vec<f64>,
     tokens: usize,
 }
@@ -110,7 +110,7 @@ fn ask(address: &str, number: usize, max_tokens: usize) -> Result<Answer, String
     let words = WORDS[0] + rng.below(WORDS[1] - WORDS[0]);
     let prompt: Vec<String> = (0..words).map(|_| format!("word{}", rng.below(1000))).collect();
     let body = json!({"prompt": prompt.join(" "), "max_tokens": max_tokens, "temperature": 0.8, "seed": number,
-        "stream": true, "logprobs": 0})
+        "stream": true, "return_token_ids": true})
     .to_string();
     let start = Instant::now();
     let mut stream = TcpStream::connect(address).map_err(|e| e.to_string())?;
@@ -128,7 +128,7 @@ fn ask(address: &str, number: usize, max_tokens: usize) -> Result<Answer, String
             .strip_prefix("data: ")
             .and_then(|data| serde_json::from_str::<Value>(data).ok())
         {
-            let tokens = value["choices"][0]["logprobs"]["tokens"].as_array().map_or(0, Vec::len);
+            let tokens = value["choices"][0]["token_ids"].as_array().map_or(0, Vec::len);
             if tokens > 0 {
                 let now = Instant::now();
                 match first {

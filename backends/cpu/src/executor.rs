@@ -196,10 +196,8 @@ impl CpuExecutable {
         };
         let private_len = aligned(scratch.private);
         let of_segment = |s: &Segment| {
-            fed.iter()
-                .copied()
-                .filter(|f| s.range().contains(&f.dispatch))
-                .collect()
+            let own = fed.iter().copied().filter(|f| s.range().contains(&f.dispatch));
+            HostIndices::distinct(own)
         };
         let (shared, private) = (block(scratch.shared)?, block(private_len * pool.threads())?);
         let kept = exposed.iter().map(|buffer| plan.buffers[buffer.index()]).sum();

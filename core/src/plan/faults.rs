@@ -50,9 +50,28 @@ pub struct HostIndices {
 impl HostIndices {
     /// The first of the indices, in their buffer's bytes, that is out of range.
     pub fn first_outside(&self, bytes: &[u8]) -> Option<u32> {
+        /// Indices of which the largest is found at once, by vectors.
+        const TOGETHER: usize = 1024;
         let (words, _) = bytes.as_chunks::<4>();
-        let indices = words.iter().take(self.count).map(|&word| u32::from_le_bytes(word));
-        indices.into_iter().find(|&index| index as usize >= self.bound)
+        let words = &words[..self.count.min(words.len())];
+        let is_outside = |index: u32| index as usize >= self.bound;
+        let indices = |words: &[[u8; 4]]| words.iter().map(|&word| u32::from_le_bytes(word));
+        let largest = |words: &[[u8; 4]]| words.iter().fold(0, |most, &word| u32::from_le_bytes(word).max(most));
+        let outside = words.chunks(TOGETHER).find(|words| is_outside(largest(words)))?;
+        indices(outside).find(|&index| is_outside(index))
+    }
+
+    /// Of those of some dispatches, the first ones of each buffer with a count and a bound: the layers of a model read the same.
+    pub fn distinct(all: impl IntoIterator<Item = HostIndices>) -> Vec<HostIndices> {
+        let mut found: Vec<HostIndices> = Vec::new();
+        for own in all {
+            let is_same =
+                |other: &HostIndices| (other.buffer, other.count, other.bound) == (own.buffer, own.count, own.bound);
+            if !found.iter().any(is_same) {
+                found.push(own);
+            }
+        }
+        found
     }
 }
 
@@ -92,6 +111,29 @@ impl Dispatch {
 mod tests {
     use super::*;
     use crate::Graph;
+
+    #[test]
+    fn the_first_index_out_of_range_is_found() {
+        let indices = |count| HostIndices {
+            dispatch: 0,
+            buffer: BufferRef(0),
+            count,
+            bound: 50,
+        };
+        let mut words: Vec<u32> = (0..5000).map(|i| i % 50).collect();
+        let bytes = |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
+        assert_eq!(indices(5000).first_outside(&bytes(&words)), None);
+        (words[1500], words[1499], words[4999]) = (51, 50, u32::MAX);
+        assert_eq!(indices(5000).first_outside(&bytes(&words)), Some(50));
+        assert_eq!(indices(1500).first_outside(&bytes(&words)), Some(50));
+        assert_eq!(indices(1499).first_outside(&bytes(&words)), None);
+        // Of a buffer that is shorter, what is there.
+        assert_eq!(indices(9000).first_outside(&bytes(&words[1501..])), Some(u32::MAX));
+        assert_eq!(
+            HostIndices::distinct([indices(3), indices(4), indices(3)]),
+            [indices(3), indices(4)]
+        );
+    }
     use crate::plan::try_compile;
 
     /// Writes a state before an index is read, and another after it.

@@ -93,27 +93,29 @@ impl Model {
             .any(|span| span.asked > 0 && !(shape.draws && span.draws.is_some()));
         Ok(Outputs {
             logits: match needs_logits {
-                true => read_rows(session, step, 0, &places, self.vocab)?,
+                true => {
+                    let rows = places.last().map_or(0, |&row| row + 1);
+                    read_rows(session, step, (0, rows), &places, self.vocab)?
+                }
                 false => Vec::new(),
             },
+            // Always as many: what is read as before is copied behind the step, without being asked for.
             drawn: match shape.draws {
-                true => read_rows(session, step, 1, &places, 2)?,
+                true => read_rows(session, step, (1, shape.logits), &places, 2)?,
                 false => Vec::new(),
             },
         })
     }
 }
 
-/// Rows of an output, which are in ascending order.
+/// Rows of an output, in ascending order, among so many that are read at once.
 fn read_rows(
     session: &mut Session,
     step: &Step<Rows>,
-    output: usize,
+    (output, rows): (usize, usize),
     places: &[usize],
     width: usize,
 ) -> Result<Vec<f32>> {
-    // All up to the last one, as they are read at once.
-    let rows = places.last().map_or(0, |&row| row + 1);
     let mut numbers = step.read(session, output, rows * width)?;
     for (to, &row) in places.iter().enumerate() {
         numbers.copy_within(row * width..(row + 1) * width, to * width);

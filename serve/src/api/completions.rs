@@ -20,6 +20,7 @@ struct Body {
     echo: Option<bool>,
     suffix: Option<String>,
     best_of: Option<usize>,
+    return_token_ids: Option<bool>,
     #[serde(flatten)]
     common: Common,
 }
@@ -55,7 +56,7 @@ impl Prompt {
 
 pub(crate) async fn handle(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Result<Response, ApiError> {
     let of_request = app.clone();
-    let (generation, choices, wanted) = off_thread(move || {
+    let (generation, choices, wanted, token_ids) = off_thread(move || {
         let body: Body = parse(&body)?;
         check_model(body.common.model.as_deref(), &of_request.site.model)?;
         let unsupported = [
@@ -92,7 +93,9 @@ pub(crate) async fn handle(State(app): State<Arc<App>>, JsonBody(body): JsonBody
         }
         let wanted = body.common.wanted(body.logprobs)?;
         let choices = prompts.len() * wanted.count;
-        Ok((Generation::start(of_request, prompts, &wanted, true)?, choices, wanted))
+        let token_ids = body.return_token_ids == Some(true);
+        let generation = Generation::start(of_request, prompts, &wanted, true)?;
+        Ok((generation, choices, wanted, token_ids))
     })
     .await?;
     let format = Completions {
@@ -100,6 +103,7 @@ pub(crate) async fn handle(State(app): State<Arc<App>>, JsonBody(body): JsonBody
         created: now(),
         app,
         logprobs: (0..choices).map(|_| Logprobs::default()).collect(),
+        token_ids: token_ids.then(|| vec![Vec::new(); choices]),
     };
     match wanted.stream {
         true => Ok(stream::events(generation, choices, wanted.include_usage, format)),
@@ -112,9 +116,35 @@ struct Completions {
     created: u64,
     app: Arc<App>,
     logprobs: Vec<Logprobs>,
+    /// Tokens of each choice that are still to be sent, if they are asked for.
+    token_ids: Option<Vec<Vec<u32>>>,
 }
 
 impl Completions {
+    /// Notes the token of a piece.
+    fn push(&mut self, piece: &Piece) {
+        if let Some(chosen) = &piece.chosen {
+            self.logprobs[piece.choice].push(&self.app, chosen);
+            if let Some(token_ids) = &mut self.token_ids {
+                token_ids[piece.choice].push(chosen.token);
+            }
+        }
+    }
+
+    /// A choice with what was noted of it.
+    fn choice(&mut self, index: usize, text: &str, finish: Option<&str>) -> Value {
+        let mut choice = json!({
+            "index": index,
+            "text": text,
+            "logprobs": self.logprobs[index].take(),
+            "finish_reason": finish,
+        });
+        if let Some(token_ids) = &mut self.token_ids {
+            choice["token_ids"] = json!(std::mem::take(&mut token_ids[index]));
+        }
+        choice
+    }
+
     fn with(&self, choices: Vec<Value>) -> Value {
         json!({
             "id": self.id,
@@ -132,18 +162,12 @@ impl Format for Completions {
     }
 
     fn piece(&mut self, piece: Piece) -> Vec<Value> {
-        if let Some(chosen) = &piece.chosen {
-            self.logprobs[piece.choice].push(&self.app, chosen);
-        }
-        if piece.text.is_empty() && piece.finish.is_none() {
+        self.push(&piece);
+        let has_tokens = self.token_ids.is_some() && piece.chosen.is_some();
+        if piece.text.is_empty() && piece.finish.is_none() && !has_tokens {
             return Vec::new();
         }
-        let choice = json!({
-            "index": piece.choice,
-            "text": piece.text,
-            "logprobs": self.logprobs[piece.choice].take(),
-            "finish_reason": piece.finish,
-        });
+        let choice = self.choice(piece.choice, &piece.text, piece.finish);
         vec![self.with(vec![choice])]
     }
 
@@ -156,18 +180,15 @@ impl Format for Completions {
     fn whole(&mut self, pieces: Vec<Piece>, choices: usize, usage: Usage) -> Value {
         let mut texts = vec![(String::new(), None); choices];
         for piece in pieces {
-            if let Some(chosen) = &piece.chosen {
-                self.logprobs[piece.choice].push(&self.app, chosen);
-            }
+            self.push(&piece);
             let (text, finish) = &mut texts[piece.choice];
             text.push_str(&piece.text);
             *finish = piece.finish;
         }
-        let all = texts.into_iter().zip(&mut self.logprobs).enumerate();
-        let all = all.map(|(index, ((text, finish), logprobs))| {
-            json!({"index": index, "text": text, "logprobs": logprobs.take(), "finish_reason": finish})
-        });
-        let all = all.collect();
+        let all = texts.into_iter().enumerate();
+        let all = all
+            .map(|(index, (text, finish))| self.choice(index, &text, finish))
+            .collect();
         let mut value = self.with(all);
         value["usage"] = stream::usage(usage);
         value

@@ -177,6 +177,34 @@ fn output_keeps_to_a_schema() {
 }
 
 #[test]
+fn tokens_are_returned_one_by_one_where_they_are_asked_for() {
+    let server = Running::new();
+    let body = |stream: bool| {
+        json!({"prompt": "Alice", "max_tokens": 12, "temperature": 0.9, "seed": 4, "n": 2, "return_token_ids": true,
+            "stream": stream})
+    };
+    let tokens_of = |choice: &Value| -> Vec<u64> {
+        let tokens = choice["token_ids"].as_array().expect("tokens");
+        tokens.iter().map(|token| token.as_u64().expect("a number")).collect()
+    };
+    let whole = server.post("/v1/completions", &body(false)).json();
+    let mut streamed = vec![Vec::new(); 2];
+    for event in server.post("/v1/completions", &body(true)).events() {
+        let choice = &event["choices"][0];
+        let tokens = tokens_of(choice);
+        assert!(tokens.len() <= 1, "{event}");
+        streamed[choice["index"].as_u64().expect("an index") as usize].extend(tokens);
+    }
+    for (choice, streamed) in whole["choices"].as_array().expect("choices").iter().zip(streamed) {
+        assert_eq!((tokens_of(choice), streamed.len()), (streamed, 12));
+    }
+    let plain = server
+        .post("/v1/completions", &json!({"prompt": "Alice", "max_tokens": 1}))
+        .json();
+    assert!(plain["choices"][0].get("token_ids").is_none(), "{plain}");
+}
+
+#[test]
 fn requests_at_the_same_time_are_not_mixed_up() {
     let mut options = options();
     options.engine.draft_tokens = 2;

@@ -29,7 +29,8 @@ impl HostValidated {
             let own = all
                 .iter()
                 .filter(|host_validated| segment.range().contains(&host_validated.dispatch));
-            own.map(labelled).collect()
+            let own = HostIndices::distinct(own.copied());
+            own.iter().map(labelled).collect()
         });
         HostValidated {
             segments: segments.collect(),
