@@ -166,8 +166,8 @@ impl Operator for AddGumbelNoise {
             let inputs = vec![
                 SampleInput::f32(&shape),
                 SampleInput::range(&column, 0.1, 1.5),
-                SampleInput::below(&column, 1 << 30),
-                SampleInput::below(&column, 1 << 30),
+                SampleInput::below(&column, u32::MAX as usize),
+                SampleInput::below(&column, u32::MAX as usize),
             ];
             Sample::new(format!("{shape:?}"), inputs, Attrs::new())
         };
