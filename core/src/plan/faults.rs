@@ -55,10 +55,10 @@ impl HostIndices {
         let (words, _) = bytes.as_chunks::<4>();
         let words = &words[..self.count.min(words.len())];
         let is_outside = |index: u32| index as usize >= self.bound;
-        let indices = |words: &[[u8; 4]]| words.iter().map(|&word| u32::from_le_bytes(word));
         let largest = |words: &[[u8; 4]]| words.iter().fold(0, |most, &word| u32::from_le_bytes(word).max(most));
         let outside = words.chunks(TOGETHER).find(|words| is_outside(largest(words)))?;
-        indices(outside).find(|&index| is_outside(index))
+        let mut indices = outside.iter().map(|&word| u32::from_le_bytes(word));
+        indices.find(|&index| is_outside(index))
     }
 
     /// Of those of some dispatches, the first ones of each buffer with a count and a bound: the layers of a model read the same.
