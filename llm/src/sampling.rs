@@ -173,7 +173,8 @@ impl Sampler {
             ..
         } = self.options;
         let is_plain = temperature == 0.0 || (top_k.is_none() && top_p.is_none_or(|p| p == 1.0) && min_p.is_none());
-        (is_plain && repetition_penalty == 1.0).then_some(temperature)
+        // Noise times the temperature has to be finite.
+        (is_plain && repetition_penalty == 1.0).then_some(temperature.min(1e30))
     }
 
     /// Seeds for the tokens that a device draws next, of any number; [`Sampler::take_drawn`] goes on by one.
@@ -504,6 +505,52 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn devices_draw_where_nothing_but_the_logits_counts() {
+        let plain = Sampling {
+            temperature: 0.7,
+            ..Sampling::default()
+        };
+        let of = |options| Sampler::new(options).expect("sense").plain_temperature();
+        assert_eq!(of(plain), Some(0.7));
+        let all = Sampling {
+            top_p: Some(1.0),
+            ..plain
+        };
+        assert_eq!(of(all), Some(0.7));
+        for options in [
+            Sampling {
+                top_k: Some(5),
+                ..plain
+            },
+            Sampling {
+                top_p: Some(0.9),
+                ..plain
+            },
+            Sampling {
+                min_p: Some(0.1),
+                ..plain
+            },
+            Sampling {
+                repetition_penalty: 1.1,
+                ..plain
+            },
+        ] {
+            assert_eq!(of(options), None, "{options:?}");
+        }
+        // The most likely token is among those that are left.
+        let greedy = Sampling {
+            top_k: Some(5),
+            ..Sampling::default()
+        };
+        assert_eq!(of(greedy), Some(0.0));
+        let hot = Sampling {
+            temperature: f32::MAX,
+            ..plain
+        };
+        assert!(of(hot).is_some_and(|temperature| (temperature * 23.0).is_finite()));
     }
 
     #[test]

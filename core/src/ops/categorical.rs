@@ -202,7 +202,11 @@ impl Graph {
     ) -> NodeId {
         let (logits, seeds) = (logits.into(), seeds.into());
         let temperature = temperature.into();
-        let column = [self.shape(temperature), &[1]].concat();
+        let [column, pairs] = [1, 2].map(|last| [self.shape(temperature), &[last]].concat());
+        if self.shape(seeds) != pairs {
+            let message = format!("the seeds are {:?}, but there are two for each row: {pairs:?}", self.shape(seeds));
+            return self.report("categorical", message, "give two random words for each row");
+        }
         let temperature = self.reshape(temperature, &column);
         let [first, second] = [0, 1].map(|i| self.slice_axis(seeds, -1, i, i + 1));
         let noisy = self.add_gumbel_noise(logits, temperature, first, second);

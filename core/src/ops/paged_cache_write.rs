@@ -133,6 +133,8 @@ impl Operator for PagedCacheWrite {
             // Some slots repeat, and some rows are written nowhere.
             (9, [2, 2, 3]),
             (16, [7, 8, 64]),
+            // More rows, and wider ones, than a workgroup has threads.
+            (300, [5, 20, 270]),
             (rows, [blocks, block_rows, width]),
         ]
         .into_iter()

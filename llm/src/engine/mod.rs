@@ -151,6 +151,11 @@ impl Engine {
         if let Some(folder) = &options.adapters {
             checkpoint = checkpoint.with_adapters(Adapters::open(folder)?)?;
         }
+        if let Some(DraftOptions { model, .. }) = &options.draft_model {
+            // Before the model is loaded, which may take a while.
+            let context = options.context.unwrap_or(config.context);
+            draft_model::check(&ModelConfig::open(model)?, &config, context, &options)?;
+        }
         let settings = Config::load()?;
         let selected = select::select(options.device.as_deref(), &settings)?;
         let device = selected.open(&settings)?;
@@ -213,6 +218,8 @@ impl Engine {
         draft_model::check(&config, &self.config, self.context, &self.options)?;
         config.network.weights = self.options.storage(checkpoint);
         self.draft_model = Some(DraftModel::new(plans, &config, checkpoint, &self.options, self.cache)?);
+        // What there may be in the cache, the draft model has not computed.
+        self.pool = BlockPool::new(self.cache.blocks);
         Ok(())
     }
 
@@ -324,8 +331,11 @@ impl Engine {
         if parts.is_empty() {
             return Ok(Vec::new());
         }
-        if let Some(draft_model) = &mut self.draft_model {
-            draft_model.draft(&mut self.running, &mut parts)?;
+        if let Some(draft_model) = &mut self.draft_model
+            && let Err(error) = draft_model.draft(&mut self.running, &mut parts)
+        {
+            // What it has guessed until then is as good as any guess.
+            log::warn!("the draft model fails, and guesses fewer tokens in this step: {error}");
         }
         let mut outputs = self.run(&parts)?;
         self.counts.steps += 1;
@@ -557,7 +567,7 @@ impl Engine {
             }
         }
         let pool = self.options.prefix_cache.then_some(&mut self.pool);
-        sequence.advance(computed, pool, BLOCK_ROWS);
+        sequence.advance(computed, self.draft_model.is_some(), pool, BLOCK_ROWS);
         ended
     }
 }

@@ -104,8 +104,7 @@ impl Sequence {
             self.published.push(identity);
             self.computed += block_rows;
         }
-        // The draft model computes what the model computes. Of a block whose last token was a draft it may lack that row still,
-        // with which it would guess better.
+        // Both models have computed blocks that others find.
         self.computed_by_draft = self.computed;
     }
 
@@ -113,13 +112,24 @@ impl Sequence {
         self.published.last().copied().unwrap_or(Identity::START)
     }
 
-    /// Notes that so many of the tokens are computed, and lets others find the blocks that are full.
-    pub(super) fn advance(&mut self, computed: usize, pool: Option<&mut BlockPool>, block_rows: usize) {
+    /// Notes that so many of the tokens are computed, and lets others find the blocks that are full; with a draft model, if that has
+    /// computed them, too.
+    pub(super) fn advance(
+        &mut self,
+        computed: usize,
+        has_draft_model: bool,
+        pool: Option<&mut BlockPool>,
+        block_rows: usize,
+    ) {
         self.computed = computed;
         // Rows of draft tokens that were wrong are computed anew.
         self.computed_by_draft = self.computed_by_draft.min(computed);
         let Some(pool) = pool else { return };
-        while (self.published.len() + 1) * block_rows <= self.computed {
+        let by_all = match has_draft_model {
+            true => self.computed_by_draft,
+            false => self.computed,
+        };
+        while (self.published.len() + 1) * block_rows <= by_all {
             let place = self.published.len();
             let tokens = &self.tokens[place * block_rows..(place + 1) * block_rows];
             let identity = pool.publish(self.blocks[place], self.last_identity(), tokens);

@@ -293,6 +293,13 @@ fn a_draft_model_that_is_the_model_guesses_all_tokens() {
             // One step reads the prompt, or two; of the others each gives five tokens.
             assert_eq!(counts.drafted_tokens, counts.accepted_tokens, "{counts:?}");
             assert!(counts.steps <= 12, "{counts:?}");
+            // What is found in the cache, the draft model finds, too.
+            let again = [&prompt[..], &drafted[..]].concat();
+            engines[1].submit(request(&again, 20)).expect("a sequence");
+            finish(&mut engines[1]);
+            let counts = engines[1].counts();
+            assert!(counts.cached_tokens >= 32, "{counts:?}");
+            assert_eq!(counts.drafted_tokens, counts.accepted_tokens, "{counts:?}");
         }
     }
 }
