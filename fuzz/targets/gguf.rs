@@ -1,10 +1,18 @@
-//! GGUF files: metadata, model, weights, tokenizer, chat template. Weights are zeros behind what is changed.
+//! GGUF files: metadata, model, weights, tokenizer, chat template. Behind what is changed, weights are its bytes once more.
 #![no_main]
 
-use meganeura_fuzz::{binary, in_file, seed, target};
-use meganeura_llm::{ChatTemplate, Checkpoint, ModelConfig, Tokenizer};
+use std::cell::RefCell;
+use std::path::Path;
+use std::sync::Arc;
 
-const WEIGHTS: usize = 64 << 10;
+use meganeura_core::Session;
+use meganeura_core::plan::compile_for;
+use meganeura_cpu::CpuDevice;
+use meganeura_fuzz::{SplitMix64, binary, in_file, seed, target};
+use meganeura_llm::{ChatTemplate, Checkpoint, ModelConfig, Tokenizer, WeightStorage};
+use meganeura_nn::models::{LogitsOf, StorageMap};
+
+const WEIGHTS: usize = 176 << 10;
 
 /// All up to the weights.
 fn head(mut file: Vec<u8>) -> Vec<u8> {
@@ -19,16 +27,53 @@ fn seeds() -> Vec<Vec<u8>> {
         head(seed!("tests/fixtures/gguf/llama_q4_0.gguf")),
         head(seed!("tests/fixtures/gguf/llama3_q8_0.gguf")),
         head(seed!("tests/fixtures/gguf/qwen3_q4_0.gguf")),
+        head(seed!("tests/fixtures/gguf/llama_q5_0.gguf")),
+        head(seed!("tests/fixtures/gguf/llama_q4_k.gguf")),
+        head(seed!("tests/fixtures/gguf/llama_q6_k.gguf")),
+        head(seed!("tests/fixtures/gguf/llama_q4_0_mixed.gguf")),
         seed!("tests/fixtures/sentencepiece/vocab.gguf"),
     ]
 }
 
+/// Sessions that weights are loaded into: of models with rows of one block and of a super-block, in all storages.
+fn sessions() -> Vec<Session> {
+    let mut sessions = Vec::new();
+    for name in ["llama_q5_0", "llama_q4_k"] {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../tests/fixtures/gguf/{name}.gguf"));
+        let network = ModelConfig::open(&path).expect("a fixture").network;
+        for storage in WeightStorage::ALL {
+            let mut network = network.clone();
+            network.weights = StorageMap::all(storage);
+            let device = Arc::new(CpuDevice::new(1));
+            let plan = compile_for(&network.decode_graph(&[], 1, 1, LogitsOf::AllRows), &*device);
+            let session = plan.and_then(|plan| Session::on(device, plan));
+            sessions.push(session.expect("operators that ship"));
+        }
+    }
+    sessions
+}
+
+thread_local! {
+    static SESSIONS: RefCell<Vec<Session>> = RefCell::new(sessions());
+}
+
 target!(seeds: seeds, change: binary::with_text, |data| {
     let mut file = data.to_vec();
-    file.resize(data.len() + WEIGHTS, 0);
+    file.extend(data.iter().cycle().take(WEIGHTS));
     in_file("model.gguf", &file, |path| {
-        if let (Ok(checkpoint), Ok(config)) = (Checkpoint::open(path), ModelConfig::open(path)) {
-            let _ = checkpoint.check_model(&config.network);
+        if let Ok(checkpoint) = Checkpoint::open(path) {
+            if let Ok(config) = ModelConfig::open(path) {
+                let _ = checkpoint.check_model(&config.network);
+            }
+            let _ = (checkpoint.usual_storage(), checkpoint.parameters());
+            SESSIONS.with_borrow_mut(|sessions| {
+                // Any of them, but the same one for the same file; mostly none, as it takes longer than all else.
+                let sum = data.iter().fold(0, |sum: u64, &byte| sum.wrapping_mul(31).wrapping_add(byte.into()));
+                let chosen = SplitMix64::new(sum).below(4 * sessions.len());
+                if let Some(session) = sessions.get_mut(chosen) {
+                    let _ = checkpoint.load_into(session);
+                }
+            });
         }
         if let Ok(tokenizer) = Tokenizer::open(path) {
             let _ = tokenizer.encode("a word, 12 \u{e9}");

@@ -1,6 +1,7 @@
 //! An operator of a manifest, read and checked as far as that goes without running it.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::{Mutex, PoisonError};
 
 use meganeura_core::attrs::{Attr, AttrKind, Attrs};
 use meganeura_core::{DType, TensorType};
@@ -88,9 +89,20 @@ pub(crate) struct Bound {
     pub(crate) outputs: Vec<TensorType>,
 }
 
-/// Keeps a text for the rest of the program, as operators are kept.
+/// Keeps a text for the rest of the program, as operators are kept; equal ones once, as a plugin that was refused is tried
+/// again.
 pub(crate) fn keep(text: String) -> &'static str {
-    Box::leak(text.into_boxed_str())
+    static KEPT: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
+    // A panic cannot leave the set half changed.
+    let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+    match kept.get(text.as_str()) {
+        Some(known) => known,
+        None => {
+            let text: &'static str = Box::leak(text.into_boxed_str());
+            kept.insert(text);
+            text
+        }
+    }
 }
 
 impl Definition {

@@ -103,7 +103,7 @@ fn build(manifest: &Manifest, files: &BTreeMap<String, String>) -> Result<Plugin
         if let (Some(op), Some(wgsl)) = (op, &entry.wgsl) {
             let origin = format!("the plugin '{name}' {}", manifest.version);
             let of = |e: String| format!("its operator '{}': {e}", op.name());
-            let shader = DataShader::new(op, &origin, &content, wgsl, files).map_err(of)?;
+            let shader = DataShader::new(op, &origin, &content[..16], wgsl, files).map_err(of)?;
             try_shader(op, &shader).map_err(of)?;
             shaders.push(shader);
         }
@@ -127,7 +127,7 @@ fn content(manifest: &Manifest, files: &BTreeMap<String, String>) -> String {
     let parts = files
         .iter()
         .flat_map(|(name, text)| [name.as_bytes(), b"\0", text.as_bytes(), b"\0"]);
-    sha256(std::iter::once(own.as_bytes()).chain(parts))[..16].to_owned()
+    sha256(std::iter::once(own.as_bytes()).chain(parts))
 }
 
 /// Most calls that an operator comes down to, with the plugin's own taken apart: they multiply.
@@ -139,6 +139,15 @@ const MAX_DEPTH: usize = 8;
 
 /// Operators of plugins like this one. Others cannot call them, so that nothing comes down to more calls than is counted.
 static REGISTERED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+
+/// Operators that were made, by the hash of their plugin and their name. They are never given back, so that one of a plugin
+/// that is tried again is the one that is there.
+static MADE: Mutex<BTreeMap<(String, &'static str), &'static DataOp>> = Mutex::new(BTreeMap::new());
+
+fn made() -> MutexGuard<'static, BTreeMap<(String, &'static str), &'static DataOp>> {
+    // A panic cannot leave the map half changed.
+    MADE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 fn registered_names() -> MutexGuard<'static, BTreeSet<String>> {
     // A panic cannot leave the set half changed.
@@ -199,8 +208,15 @@ fn operators(manifest: &Manifest, content: &str) -> Result<Vec<&'static DataOp>,
                 None => registry::op(name).ok_or_else(|| "which is no operator".to_owned()),
             }
         };
-        let op = DataOp::new(definition, version, find).map_err(of)?;
-        done.push(Box::leak(Box::new(op)));
+        let key = (content.to_owned(), name);
+        let known = made().get(&key).copied();
+        done.push(match known {
+            Some(op) => op,
+            None => {
+                let op = DataOp::new(definition, version, find).map_err(of)?;
+                *made().entry(key).or_insert_with(|| Box::leak(Box::new(op)))
+            }
+        });
         sizes.insert(name, count.max(1));
     }
     Ok(done)
@@ -327,6 +343,23 @@ mod tests {
         let files = BTreeMap::from([("a.egg".to_owned(), rules.to_owned())]);
         let plugin = Plugin::new(&manifest, &files).expect("fine");
         plugin.set.ops[0].version()
+    }
+
+    #[test]
+    fn what_is_tried_again_is_made_once() {
+        let text = "format = 1\nname = \"repeated\"\nversion = \"1\"\n[[op]]\nname = \"twice\"\nformula = \"2 x\"\n\
+                    inputs = [{ name = \"x\", shape = [\"...\"] }]\noutputs = [{ name = \"y\", shape = [\"...\"] }]\n\
+                    let = { y = \"(core.mul x 2)\" }\n";
+        let of = |text: &str| {
+            let manifest = Manifest::parse(text).expect("a manifest");
+            let content = content(&manifest, &BTreeMap::new());
+            operators(&manifest, &content).expect("fine")[0]
+        };
+        let first = of(text);
+        assert!(std::ptr::eq(of(text), first));
+        let other = of(&text.replace("core.mul x 2", "core.add x x"));
+        assert!(!std::ptr::eq(other, first) && other.version() != first.version());
+        assert!(std::ptr::eq(keep("repeated.twice".to_owned()), first.name()));
     }
 
     #[test]

@@ -98,38 +98,48 @@ struct LetIn {
     /// The name that the loader knows it by.
     name: PathBuf,
     sha256: String,
+    library: &'static Library,
 }
 
 static LET_IN: Mutex<Vec<LetIn>> = Mutex::new(Vec::new());
 
 /// Lets the code of a file in; it is never unloaded. The loader gives what it has for a file, or a name, that it knows, so a
-/// file that changed after it was loaded is refused.
+/// file that changed after it was loaded is refused, and one that did not is the library that is there.
 fn let_in(opened: Opened, beside: &Beside) -> Result<&'static Library, Refusal> {
     let mut known = LET_IN.lock().unwrap_or_else(PoisonError::into_inner);
     let name = name_for_loader(&opened, beside);
     let is_same = |l: &&LetIn| l.name == name || (l.file.is_some() && l.file == opened.identity.file);
-    if known.iter().find(is_same).is_some_and(|l| l.sha256 != opened.sha256) {
-        return refuse(
-            "an earlier version of this file is loaded already, and no code is unloaded",
-            "start the program again; new versions are best put in place by renaming them",
-        );
-    }
-    let library = open_library(&name).map_err(|e| {
-        let cause = std::error::Error::source(&e).map_or_else(|| e.to_string(), ToString::to_string);
-        Refusal {
-            message: format!("the system does not load it: {}", printable(&cause)),
-            remedy: "check what it is linked with".into(),
-            runs_on_fallback: true,
+    let library = match known.iter().find(is_same) {
+        Some(before) if before.sha256 != opened.sha256 => {
+            return refuse(
+                "an earlier version of this file is loaded already, and no code is unloaded",
+                "start the program again; new versions are best put in place by renaming them",
+            );
         }
-    })?;
-    // The file stays open, too: the loader tells libraries by their names, and that of an open file is its number.
-    let library: &'static Library = Box::leak(Box::new(library));
-    let _: &'static File = Box::leak(Box::new(opened.file));
-    known.push(LetIn {
-        file: opened.identity.file,
-        name,
-        sha256: opened.sha256,
-    });
+        // The loader would give the same, but keep another name of it, and the file would stay open once more.
+        Some(before) => before.library,
+        None => {
+            let library = open_library(&name).map_err(|e| {
+                let cause = std::error::Error::source(&e).map_or_else(|| e.to_string(), ToString::to_string);
+                Refusal {
+                    message: format!("the system does not load it: {}", printable(&cause)),
+                    remedy: "check what it is linked with".into(),
+                    runs_on_fallback: true,
+                }
+            })?;
+            // The file stays open, too: the loader tells libraries by their names, and that of an open file is its number.
+            // A file that is open keeps its own number as well, so that no other one is taken for it.
+            let library: &'static Library = Box::leak(Box::new(library));
+            let _: &'static File = Box::leak(Box::new(opened.file));
+            known.push(LetIn {
+                file: opened.identity.file,
+                name,
+                sha256: opened.sha256,
+                library,
+            });
+            library
+        }
+    };
     if beside.by_place {
         check_unchanged(std::iter::once(&(opened.path, opened.identity)).chain(&beside.libraries))?;
     }
