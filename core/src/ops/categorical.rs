@@ -204,7 +204,10 @@ impl Graph {
         let temperature = temperature.into();
         let [column, pairs] = [1, 2].map(|last| [self.shape(temperature), &[last]].concat());
         if self.shape(seeds) != pairs {
-            let message = format!("the seeds are {:?}, but there are two for each row: {pairs:?}", self.shape(seeds));
+            let message = format!(
+                "the seeds are {:?}, but there are two for each row: {pairs:?}",
+                self.shape(seeds)
+            );
             return self.report("categorical", message, "give two random words for each row");
         }
         let temperature = self.reshape(temperature, &column);
