@@ -441,7 +441,7 @@ fn named_paths(page: &Path) -> Vec<PathBuf> {
         .filter(|f| f.path().is_dir() && f.file_name() != "target")
         .map(|f| format!("{}/", f.file_name().to_string_lossy()));
     let folders: Vec<String> = folders.collect();
-    let words = text.split(|c: char| c.is_whitespace() || "`()[]\"',;|=:".contains(c));
+    let words = text.split(|c: char| c.is_whitespace() || "`()[]\"',;|=:#".contains(c));
     let words = words.map(|word| word.trim_end_matches('.'));
     // Patterns stand for several.
     let paths = words.filter(|w| folders.iter().any(|f| w.starts_with(f)) && !w.contains(['*', '{', '<', '$']));
