@@ -4,11 +4,10 @@ var<storage, read> b0: array<u32>;
 var<storage, read> b1: array<f32>;
 var<storage, read_write> b2: array<f32>;
 // Writes new rows into the blocks of a paged key-value cache in place: [SLOTS, WIDTH], each row to the slot that is given for it.
-// A thread for each element of the new rows. The slot SLOTS writes nothing, one above is reported; of rows with one slot the last
-// is written.
+// A workgroup for each new row, whose threads look for a later row with its slot: of rows with one slot the last is written. The
+// slot SLOTS writes nothing, one above is reported.
 //
 // Twin in the oracle: core/src/ops/paged_cache_write.rs.
-const COUNT: u32 = 1u;
 const ROWS: u32 = 1u;
 const WIDTH: u32 = 1u;
 const SLOTS: u32 = 1u;
@@ -22,25 +21,30 @@ fn load_new(i: u32) -> f32 {
 fn store(at: u32, value: f32) {
     b2[at] = value;
 }
+// Whether a later row has the slot.
+var<workgroup> is_replaced: atomic<u32>;
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let group_number = group.x;
-    let i = group_number * THREADS + local;
-    if (i >= COUNT) {
-        return;
-    }
-    let row = i / WIDTH;
+    let row = group_number;
     let given = load_slot(row);
     let slot = checked_index(given, SLOTS + 1u);
-    if (given != slot || slot >= SLOTS) {
-        return;
+    if (local == 0u) {
+        atomicStore(&is_replaced, 0u);
     }
-    for (var later = row + 1u; later < ROWS; later += 1u) {
+    workgroupBarrier();
+    for (var later = row + 1u + local; later < ROWS; later += THREADS) {
         if (load_slot(later) == given) {
-            return;
+            atomicStore(&is_replaced, 1u);
         }
     }
-    store(slot * WIDTH + i % WIDTH, load_new(i));
+    workgroupBarrier();
+    if (given != slot || slot >= SLOTS || atomicLoad(&is_replaced) != 0u) {
+        return;
+    }
+    for (var column = local; column < WIDTH; column += THREADS) {
+        store(slot * WIDTH + column, load_new(row * WIDTH + column));
+    }
 }
 // An index that is below `rows`. One that is not is reported, and 0 stands in for it. Of several the largest is kept, so
 // that the report depends on no order.

@@ -99,10 +99,11 @@ mod tests {
         let limits = Limits::default();
         let all = candidates(&kernel, &limits);
         let names: Vec<String> = all.iter().map(Schedule::to_string).collect();
-        assert_eq!(names, ["arg_reduce.v1 split=1", "arg_reduce.v1 split=4"]);
+        // Few rows are cut unless something else is chosen.
+        assert_eq!(names, ["arg_reduce.v1 split=4", "arg_reduce.v1 split=1"]);
         let made = |i: usize| generate(&kernel, Some(&all[i]), &limits).expect("kernels");
-        assert_eq!([made(0).launches.len(), made(1).launches.len()], [1, 2]);
-        assert_eq!([made(0).scratch, made(1).scratch], [vec![], vec![4 * 3 * 4]]);
+        assert_eq!([made(0).launches.len(), made(1).launches.len()], [2, 1]);
+        assert_eq!([made(0).scratch, made(1).scratch], [vec![4 * 3 * 4], vec![]]);
     }
 
     #[test]
