@@ -185,8 +185,6 @@ fn draws(sequence: &Sequence, behind: usize) -> Option<(f32, Seeds)> {
     let (temperature, mut seeds) = sequence
         .device_draws()
         .unwrap_or((0.0, sequence.fork_sampler().seeds()));
-    (0..behind).for_each(|_| {
-        seeds.next();
-    });
+    seeds.by_ref().take(behind).for_each(drop);
     Some((temperature, seeds))
 }

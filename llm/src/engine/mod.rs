@@ -151,10 +151,13 @@ impl Engine {
         if let Some(folder) = &options.adapters {
             checkpoint = checkpoint.with_adapters(Adapters::open(folder)?)?;
         }
-        if let Some(DraftOptions { model, .. }) = &options.draft_model {
+        let draft = options.draft_model.clone();
+        let draft = draft.map(|draft| Ok::<_, Error>((ModelConfig::open(&draft.model)?, draft)));
+        let draft = draft.transpose()?;
+        if let Some((draft, _)) = &draft {
             // Before the model is loaded, which may take a while.
             let context = options.context.unwrap_or(config.context);
-            draft_model::check(&ModelConfig::open(model)?, &config, context, &options)?;
+            draft_model::check(draft, &config, context, &options)?;
         }
         let settings = Config::load()?;
         let selected = select::select(options.device.as_deref(), &settings)?;
@@ -166,10 +169,9 @@ impl Engine {
             &checkpoint,
             options,
         )?;
-        if let Some(DraftOptions { model, plans }) = &engine.options.draft_model {
-            let plans = Plans::with_rewrite(device, plans.clone(), settings.rewrite);
-            let (config, checkpoint) = (ModelConfig::open(model)?, Checkpoint::open(model)?);
-            engine.add_draft_model(plans, config, &checkpoint)?;
+        if let Some((config, DraftOptions { model, plans })) = draft {
+            let plans = Plans::with_rewrite(device, plans, settings.rewrite);
+            engine.add_draft_model(plans, config, &Checkpoint::open(&model)?)?;
         }
         Ok(engine)
     }
