@@ -50,6 +50,7 @@ mod depthwise_conv2d;
 mod dropout;
 pub(crate) mod elementwise;
 mod expand;
+mod expert_matmul;
 mod flip;
 mod fused;
 mod gated;
@@ -117,6 +118,7 @@ pub use conv_transpose2d::ConvTranspose2dOptions;
 pub use conv1d::Conv1dOptions;
 pub use conv2d::{Conv2dDims, Conv2dOptions, ImageLayout};
 pub use dropout::drop_threshold;
+pub use expert_matmul::ExpertDims;
 pub use fused::FUSED;
 pub use group_norm::GroupDims;
 pub use matmul::MatMulDims;
@@ -182,6 +184,9 @@ pub(crate) fn builtin() -> Vec<OpRef> {
         cumsum::Cumsum,
         dropout::Dropout,
         expand::Expand,
+        expert_matmul::ExpertMatMul,
+        expert_matmul::ExpertMatMulWeightGrad,
+        expert_matmul::QuantizedExpertMatMul,
         flip::Flip,
         fused::Fused,
         gated::GEGLU,

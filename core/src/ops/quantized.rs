@@ -14,7 +14,7 @@ pub(super) struct QuantizedMatMul;
 pub(super) struct QuantizedMatMulAdd;
 
 /// The format of words and scales, and the type that they are expanded to.
-fn expanded(words: &TensorType, scales: &TensorType) -> Result<(BlockFormat, TensorType), String> {
+pub(super) fn expanded(words: &TensorType, scales: &TensorType) -> Result<(BlockFormat, TensorType), String> {
     if words.dtype != DType::U32 || !scales.dtype.is_float() {
         return Err(format!(
             "quantised weights are u32 words and floating-point scales, not {words} and {scales}"
@@ -160,7 +160,7 @@ fn bits(g: &mut Graph, words: Value, width: u32, shifts: &[u32]) -> NodeId {
 }
 
 /// Words and scales whose numbers are exact in `f16`, of both signs by the words where there are no minima.
-fn packed(shape: &[usize], format: BlockFormat) -> [SampleInput; 2] {
+pub(super) fn packed(shape: &[usize], format: BlockFormat) -> [SampleInput; 2] {
     let (rows, blocks) = shape.split_at(shape.len() - 1);
     let last = |count: usize| [rows, &[blocks[0] * count]].concat();
     [

@@ -8,6 +8,7 @@ mod common;
 mod communicators;
 mod compositions;
 mod decompositions;
+mod experts;
 mod gradients;
 mod hostile;
 mod losses;

@@ -7,7 +7,7 @@ use meganeura_core::ops::document;
 use meganeura_core::registry;
 
 /// Operators that only rules, derivatives and optimizers make.
-const WITHOUT: [&str; 33] = [
+const WITHOUT: [&str; 34] = [
     "core.add_layer_norm",
     "core.add_rms_norm",
     "core.attention_grad",
@@ -20,6 +20,7 @@ const WITHOUT: [&str; 33] = [
     "core.conv2d_nhwc_weight_grad",
     "core.cross_entropy_grad",
     "core.cross_entropy_ids_grad",
+    "core.expert_matmul_weight_grad",
     "core.fused",
     "core.geglu_grad",
     "core.group_norm_grad",

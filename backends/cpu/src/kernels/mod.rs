@@ -12,6 +12,7 @@ mod cache_write;
 mod cast;
 mod channel_norm_grad;
 mod conv;
+mod experts;
 mod fused;
 mod gated;
 mod index;
@@ -76,6 +77,7 @@ pub(crate) fn order(name: &str, call: &Call, i: usize) -> Order {
 
 /// The kernels that read operands not by rows alone.
 const ORDERS: &[(&str, OrderFn)] = &[
+    experts::ORDER,
     fused::ORDER,
     index::ORDER,
     matmul::ORDERS[0],
@@ -93,6 +95,7 @@ const TABLES: &[&[KernelDef]] = &[
     cast::KERNELS,
     channel_norm_grad::KERNELS,
     conv::KERNELS,
+    experts::KERNELS,
     fused::KERNELS,
     gated::KERNELS,
     index::KERNELS,

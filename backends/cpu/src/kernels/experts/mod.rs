@@ -1,0 +1,55 @@
+//! Products with a matrix for each expert: rows are brought into the order of their experts, and each expert's are one matmul.
+
+mod groups;
+mod product;
+mod weight_grad;
+
+use meganeura_core::DType;
+use meganeura_core::backend::KernelDesc;
+use meganeura_core::ops::ExpertDims;
+
+use crate::gemm::{PackedGemm, Storage};
+use crate::kernel::{KernelDef, OrderFn};
+use crate::order::{Order, Panels};
+
+pub(super) const KERNELS: &[KernelDef] = &[
+    KernelDef {
+        name: "core.expert_matmul",
+        supports: |k| floats(k, 2, DType::F32),
+        compile: product::compile,
+    },
+    KernelDef {
+        name: "core.expert_matmul_weight_grad",
+        supports: |k| floats(k, 2, DType::F32),
+        compile: weight_grad::compile,
+    },
+    KernelDef {
+        name: "core.quantized_expert_matmul",
+        supports: |k| floats(k, k.inputs.len() - 1, DType::F16),
+        compile: product::compile,
+    },
+];
+
+/// Whether rows are `f32`, and an operand, plain weights or scales, has this type.
+fn floats(kernel: &KernelDesc, operand: usize, dtype: DType) -> Result<(), String> {
+    for (ty, wanted) in [(&kernel.inputs[0], DType::F32), (&kernel.inputs[operand], dtype)] {
+        if ty.dtype != wanted {
+            return Err(format!("the CPU kernel takes {wanted} here, not {}", ty.dtype));
+        }
+    }
+    Ok(())
+}
+
+/// Numbers and scales lie in panels as those of one matrix would, with the rows of all experts, if each expert's begin with a
+/// panel.
+pub(super) const ORDER: (&str, OrderFn) = ("core.quantized_expert_matmul", |call, i| {
+    let panels = ExpertDims::of(call).ok().and_then(|d| panels_of(&d, i));
+    panels.map_or(Order::Plain, Order::Panels)
+});
+
+fn panels_of(d: &ExpertDims, operand: usize) -> Option<Panels> {
+    let rows = d.experts.checked_mul(d.n)?;
+    let panels = PackedGemm::panels([rows, d.k], Storage::Blocks(d.format?))?;
+    let fits = d.n.is_multiple_of(panels[0].rows);
+    panels.get(operand.checked_sub(2)?).copied().filter(|_| fits)
+}
