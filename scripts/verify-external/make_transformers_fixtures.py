@@ -162,6 +162,48 @@ MODELS = {
         torch.bfloat16,
         None,
     ),
+    # Mixtures of experts: with a dense layer among them, with a shared expert, and with files of which the first has not all
+    # experts of a layer.
+    "qwen3_moe": (
+        "Qwen3Moe",
+        {
+            "num_hidden_layers": 3,
+            "head_dim": 12,
+            "num_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [1],
+            "tie_word_embeddings": True,
+        },
+        torch.bfloat16,
+        "30KB",
+    ),
+    "qwen2_moe": (
+        "Qwen2Moe",
+        {
+            "num_experts": 5,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 40,
+            "norm_topk_prob": False,
+            "tie_word_embeddings": True,
+        },
+        torch.bfloat16,
+        None,
+    ),
+    "olmoe": (
+        "Olmoe",
+        {"intermediate_size": 24, "num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": False, "pad_token_id": None},
+        torch.bfloat16,
+        None,
+    ),
+    "mixtral": (
+        "Mixtral",
+        {"intermediate_size": 24, "num_local_experts": 4, "num_experts_per_tok": 2, "tie_word_embeddings": True},
+        torch.float16,
+        None,
+    ),
 }
 
 

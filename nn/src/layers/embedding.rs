@@ -48,7 +48,7 @@ impl EmbeddingConfig {
             let poison = reject_zero_sizes(g, &format!("embedding '{name}'"), &sizes);
             let stored = match poison {
                 Some(_) => None,
-                None => StoredMatrix::build(g, name, [self.rows, self.dim], self.storage),
+                None => StoredMatrix::build(g, name, &[self.rows, self.dim], self.storage),
             };
             let weight = match (poison, &stored) {
                 (Some(poison), _) => poison,

@@ -83,7 +83,7 @@ impl LinearConfig {
                 };
             }
             let init = self.init.unwrap_or_else(|| Init::kaiming_uniform(self.inputs));
-            let stored = StoredMatrix::build(g, name, [self.outputs, self.inputs], self.storage);
+            let stored = StoredMatrix::build(g, name, &[self.outputs, self.inputs], self.storage);
             let weight = match &stored {
                 Some(stored) => stored.weight,
                 None => g.parameter_with(&scoped(name, "weight"), &[self.inputs, self.outputs], init),

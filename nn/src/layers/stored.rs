@@ -91,7 +91,7 @@ impl From<BlockFormat> for WeightStorage {
     }
 }
 
-/// A matrix `[rows, columns]` in fewer bits.
+/// A matrix `[rows, columns]`, or several of one shape, in fewer bits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StoredMatrix {
     /// `f16 [rows, columns]`, or words of blocks.
@@ -101,25 +101,26 @@ pub(crate) struct StoredMatrix {
 
 impl StoredMatrix {
     /// Registers `{name}.weight`, `f16 [rows, columns]`, or in blocks `u32 [rows, words]` with
-    /// `{name}.weight_scales`, `f16 [rows, scales]`. `None` for matrices in `f32`.
+    /// `{name}.weight_scales`, `f16 [rows, scales]`; of several matrices, `[matrices, rows, ...]`. `None` for matrices in
+    /// `f32`.
     #[track_caller]
-    pub(crate) fn build(g: &mut Graph, name: &str, shape: [usize; 2], storage: WeightStorage) -> Option<Self> {
+    pub(crate) fn build(g: &mut Graph, name: &str, shape: &[usize], storage: WeightStorage) -> Option<Self> {
         if storage == WeightStorage::F32 {
             return None;
         }
-        let [rows, columns] = shape;
+        let (&columns, rows) = shape.split_last()?;
         let (blocks, weight) = (columns / BLOCK, scoped(name, "weight"));
         let format = storage.format().filter(|_| columns.is_multiple_of(BLOCK));
         Some(match format {
             None => StoredMatrix {
-                weight: g.parameter_typed(&weight, &shape, DType::F16),
+                weight: g.parameter_typed(&weight, shape, DType::F16),
                 scales: None,
             },
             Some(format) => StoredMatrix {
-                weight: g.parameter_typed(&weight, &[rows, blocks * format.words()], DType::U32),
+                weight: g.parameter_typed(&weight, &[rows, &[blocks * format.words()]].concat(), DType::U32),
                 scales: Some(g.parameter_typed(
                     &scoped(name, "weight_scales"),
-                    &[rows, blocks * format.scales()],
+                    &[rows, &[blocks * format.scales()]].concat(),
                     DType::F16,
                 )),
             },
@@ -130,6 +131,12 @@ impl StoredMatrix {
     #[track_caller]
     pub(crate) fn product(&self, g: &mut Graph, x: Value) -> NodeId {
         g.quantized_matmul(x, self.weight, self.scales.map(Value::from))
+    }
+
+    /// `x [..., columns]` times the transpose of a matrix for each row, that of its expert in `u32 [...]`: `[..., rows]`.
+    #[track_caller]
+    pub(crate) fn product_of_experts(&self, g: &mut Graph, x: Value, experts: Value) -> NodeId {
+        g.quantized_expert_matmul(x, experts, self.weight, self.scales.map(Value::from))
     }
 
     /// Rows `[..., columns]` by their numbers `u32 [...]`.

@@ -1,11 +1,12 @@
 //! Blocks.
 
 use meganeura_core::graph::Value;
-use meganeura_core::{Graph, Init, NodeId};
+use meganeura_core::{Graph, NodeId};
 
 use super::config::{LlamaConfig, NormPlacement};
+use super::feed_forward::FeedForward;
 use super::scaled;
-use crate::layers::{Activation, Linear, LinearConfig, PagedRows, RmsNorm, SelfAttention, WithKv, scoped};
+use crate::layers::{PagedRows, RmsNorm, SelfAttention, WithKv, scoped};
 
 impl LlamaConfig {
     /// A norm over the features of a token, or of queries or keys.
@@ -23,19 +24,11 @@ impl LlamaConfig {
         self.block_of_layer(g, name, 0)
     }
 
-    /// Registers one block as the layer of this number, counted from 0, has it: layers differ in their windows and in the
-    /// embedding of positions.
+    /// Registers one block as the layer of this number, counted from 0, has it: layers differ in their windows, in the
+    /// embedding of positions and in whether they are mixtures of experts.
     #[track_caller]
     pub fn block_of_layer(&self, g: &mut Graph, name: &str, layer: usize) -> LlamaBlock {
         g.at_caller(|g| {
-            let linear = |g: &mut Graph, child: &str, [inputs, outputs]: [usize; 2]| {
-                LinearConfig::new(inputs, outputs)
-                    .bias(self.mlp_bias)
-                    .storage(self.weights.of_layer(layer, child))
-                    .init(Init::xavier_uniform(inputs, outputs))
-                    .lora(self.lora)
-                    .build(g, &scoped(name, &format!("mlp.{child}")))
-            };
             // Names of checkpoints: `post_attention_layernorm` is what stands behind the attention, be it in front of the
             // feed-forward part or at the end of the attention.
             let [
@@ -64,18 +57,15 @@ impl LlamaConfig {
                 attention_norms: [norm(g, before_attention), norm(g, after_attention)],
                 attention: self.attention(layer).build(g, &scoped(name, "self_attn")),
                 feed_forward_norms: [norm(g, before_feed_forward), norm(g, after_feed_forward)],
-                gate: linear(g, "gate_proj", [self.dim, self.hidden]),
-                up: linear(g, "up_proj", [self.dim, self.hidden]),
-                down: linear(g, "down_proj", [self.hidden, self.dim]),
-                activation: self.activation,
+                feed_forward: FeedForward::build(self, g, name, layer),
                 residual_multiplier: self.residual_multiplier,
             }
         })
     }
 }
 
-/// One block: causal self-attention with rotary positions, then a gated feed-forward layer (Shazeer, 2020), each with
-/// norms and added to its input.
+/// One block: causal self-attention with rotary positions, then a gated feed-forward layer (Shazeer, 2020) or a
+/// mixture of such layers ([`MoeConfig`](super::MoeConfig)), each with norms and added to its input.
 #[derive(Clone, Debug)]
 pub struct LlamaBlock {
     name: String,
@@ -84,10 +74,7 @@ pub struct LlamaBlock {
     attention: SelfAttention,
     /// Likewise of the feed-forward layers.
     feed_forward_norms: [Option<RmsNorm>; 2],
-    gate: Linear,
-    up: Linear,
-    down: Linear,
-    activation: Activation,
+    feed_forward: FeedForward,
     residual_multiplier: Option<f32>,
 }
 
@@ -105,7 +92,7 @@ impl LlamaBlock {
         let y = self.attention_input(g, x);
         let attended = self.attention.forward_with_kv(g, y);
         WithKv {
-            y: self.feed_forward(g, x, attended.y),
+            y: self.add_feed_forward(g, x, attended.y),
             ..attended
         }
     }
@@ -116,7 +103,7 @@ impl LlamaBlock {
         let x = x.into();
         let y = self.attention_input(g, x);
         let y = self.attention.forward_cached(g, y, cache, kv_pos);
-        self.feed_forward(g, x, y)
+        self.add_feed_forward(g, x, y)
     }
 
     /// A step of decoding for tokens of several sequences: see [`SelfAttention::forward_paged`].
@@ -125,7 +112,7 @@ impl LlamaBlock {
         let x = x.into();
         let y = self.attention_input(g, x);
         let y = self.attention.forward_paged(g, y, cache, at);
-        self.feed_forward(g, x, y)
+        self.add_feed_forward(g, x, y)
     }
 
     #[track_caller]
@@ -145,20 +132,10 @@ impl LlamaBlock {
     }
 
     #[track_caller]
-    fn feed_forward(&self, g: &mut Graph, x: Value, attended: NodeId) -> NodeId {
+    fn add_feed_forward(&self, g: &mut Graph, x: Value, attended: NodeId) -> NodeId {
         let x = self.add(g, x, attended, &self.attention_norms[1]);
         let y = normalized(g, &self.feed_forward_norms[0], x.into());
-        let gate = self.gate.forward(g, y);
-        let up = self.up.forward(g, y);
-        let y = match self.activation {
-            Activation::Silu => g.swiglu(gate, up),
-            activation => {
-                let gate = activation.forward(g, gate);
-                g.mul(gate, up)
-            }
-        };
-        g.named(y, &self.name);
-        let y = self.down.forward(g, y);
+        let y = self.feed_forward.forward(g, y, &self.name);
         self.add(g, x.into(), y, &self.feed_forward_norms[1])
     }
 }

@@ -3,7 +3,7 @@
 use meganeura_core::Error;
 use meganeura_core::ops::RopeScaling;
 
-use super::StorageMap;
+use super::{MoeConfig, StorageMap};
 use crate::layers::{
     Activation, Fault, LongRope, LoraConfig, QkNorm, SelfAttentionConfig, WeightStorage, check_eps, check_heads,
     check_rotary_dim, check_sizes, check_theta,
@@ -68,6 +68,8 @@ pub struct LlamaConfig {
     pub kv_heads: usize,
     /// Features inside the feed-forward layers.
     pub hidden: usize,
+    /// Mixtures of experts in place of these.
+    pub moe: Option<MoeConfig>,
     /// Base of the rotary position embedding.
     pub rope_theta: f32,
     /// Base in the layers with a window, where the speeds are not scaled; as everywhere if `None` ("Gemma 3", Gemma Team,
@@ -136,6 +138,7 @@ impl LlamaConfig {
             head_dim: None,
             kv_heads: 2,
             hidden: 344,
+            moe: None,
             rope_theta: 10_000.0,
             rope_local_theta: None,
             rope_scaling: RopeScaling::None,
@@ -223,6 +226,7 @@ impl LlamaConfig {
         check_eps(self.eps)?;
         self.rope_local_theta.map_or(Ok(()), check_theta)?;
         self.check_factors()?;
+        self.moe.map_or(Ok(()), |moe| moe.check())?;
         if let Some(rotated) = self.rotary_dim {
             check_rotary_dim(rotated, self.head_dim())?;
         }

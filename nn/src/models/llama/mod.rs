@@ -2,10 +2,12 @@
 
 mod block;
 mod config;
+mod feed_forward;
 mod storage;
 
 pub use block::LlamaBlock;
 pub use config::{LayerSet, LlamaConfig, NormPlacement};
+pub use feed_forward::MoeConfig;
 pub use storage::StorageMap;
 
 use meganeura_core::graph::{NodeKind, Value};
@@ -20,7 +22,9 @@ impl LlamaConfig {
     /// `model.layers.0.input_layernorm`, `.self_attn.q_proj` (`k_proj`, `v_proj`, `o_proj`),
     /// `.post_attention_layernorm`, `.mlp.gate_proj` (`up_proj`, `down_proj`) ..., `model.norm` and, if embeddings
     /// are not tied, `lm_head`. Other norms are `.self_attn.q_norm` and `k_norm`, `.pre_feedforward_layernorm` and
-    /// `.post_feedforward_layernorm`. Weights of linear layers are `[inputs, outputs]`, the transpose of a checkpoint's. With
+    /// `.post_feedforward_layernorm`. Layers with experts have `.mlp.gate`, `.mlp.experts.gate_proj` (`up_proj`, `down_proj`), each
+    /// with the matrices of all experts, `[experts, outputs, inputs]`, and maybe `.mlp.shared_expert.gate_proj` (...) and
+    /// `.mlp.shared_expert_gate`. Weights of linear layers are `[inputs, outputs]`, the transpose of a checkpoint's. With
     /// adapters, everything else is frozen.
     #[track_caller]
     pub fn build(self, g: &mut Graph, name: &str) -> Llama {

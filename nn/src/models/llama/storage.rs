@@ -5,8 +5,22 @@ use std::fmt;
 use super::LayerSet;
 use crate::layers::{LORA_LAYERS, WeightStorage};
 
-/// Matrices of a layer, by the ends of their names: those that adapters may be put beside.
-const MATRICES: [&str; 7] = LORA_LAYERS;
+/// Matrices of a layer, by the ends of their names. Those of the experts of a layer are stored as those of a dense one would
+/// be, in whose place they are.
+const MATRICES: [&str; LORA_LAYERS.len() + SHARED.len()] = {
+    let mut all = [""; LORA_LAYERS.len() + SHARED.len()];
+    let (dense, shared) = all.split_at_mut(LORA_LAYERS.len());
+    dense.copy_from_slice(&LORA_LAYERS);
+    shared.copy_from_slice(&SHARED);
+    all
+};
+
+/// Matrices of an expert that all tokens have.
+const SHARED: [&str; 3] = [
+    "shared_expert.gate_proj",
+    "shared_expert.up_proj",
+    "shared_expert.down_proj",
+];
 
 /// How each matrix of a [`LlamaConfig`](super::LlamaConfig) is stored: all in one way, or as files have it that mix types.
 /// Norms and biases are `f32` in any case.
@@ -37,7 +51,8 @@ fn place(name: &str) -> Option<Place> {
         _ => {
             parts.find(|part| *part == "layers")?;
             let layer = parts.next()?.parse().ok()?;
-            Some(Place::Layer(layer, matrix(last)?))
+            let shared = SHARED.iter().find(|end| module.ends_with(*end));
+            Some(Place::Layer(layer, matrix(shared.unwrap_or(&last))?))
         }
     }
 }
@@ -155,5 +170,12 @@ mod tests {
         map.set("model.layers.3.mlp.down_proj.weight", WeightStorage::Q4_1);
         map.set("model.embed_tokens.weight", WeightStorage::Q4_1);
         assert_eq!(map, uniform);
+        map.set("model.layers.1.mlp.experts.up_proj.weight", WeightStorage::Q5_0);
+        map.set("model.layers.1.mlp.shared_expert.up_proj.weight", WeightStorage::Q8);
+        map.set("model.layers.1.mlp.gate.weight", WeightStorage::F16);
+        assert_eq!(map.of_layer(1, "up_proj"), WeightStorage::Q5_0);
+        assert_eq!(map.of_layer(1, "shared_expert.up_proj"), WeightStorage::Q8);
+        assert_eq!(map.of_layer(1, "shared_expert.down_proj"), WeightStorage::Q4_1);
+        assert_eq!(map.of("model.layers.1.mlp.shared_expert_gate.weight"), None);
     }
 }

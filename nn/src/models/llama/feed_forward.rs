@@ -1,0 +1,224 @@
+//! The feed-forward part of a block: dense, or a mixture of experts.
+
+use meganeura_core::graph::Value;
+use meganeura_core::{Graph, Init, NodeId};
+
+use super::config::{LayerSet, LlamaConfig};
+use crate::layers::{Activation, ExpertLinear, Fault, Linear, LinearConfig, check_sizes, scoped};
+
+/// Mixture of experts in the feed-forward parts (Shazeer et al., 2017; "Mixtral of Experts", Jiang et al., 2024): a linear
+/// router chooses some of the experts for each token, and the token's result is the sum of what these make of it, weighted
+/// by their shares in the softmax of the router's logits. The others are not computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct MoeConfig {
+    /// Experts of a layer.
+    pub experts: usize,
+    /// How many of them a token has.
+    pub experts_per_token: usize,
+    /// Features inside of an expert.
+    pub hidden: usize,
+    /// Whether the shares of a token's experts are divided by their sum (`norm_topk_prob`; always in Mixtral).
+    pub normalize: bool,
+    /// Features inside of an expert that all tokens have, beside the others and with a gate of its own, if there is one
+    /// (Qwen2-MoE).
+    pub shared_hidden: Option<usize>,
+    /// Layers that have a dense feed-forward part nevertheless, of [`LlamaConfig::hidden`] features.
+    pub dense_layers: LayerSet,
+}
+
+impl MoeConfig {
+    pub(super) fn check(&self) -> Result<(), Fault> {
+        check_sizes(&[
+            ("moe.experts", self.experts),
+            ("moe.experts_per_token", self.experts_per_token),
+            ("moe.hidden", self.hidden),
+            ("moe.shared_hidden", self.shared_hidden.unwrap_or(1)),
+        ])?;
+        match self.experts_per_token <= self.experts {
+            true => Ok(()),
+            false => Err((
+                format!(
+                    "moe.experts_per_token is {}, and moe.experts {}",
+                    self.experts_per_token, self.experts
+                ),
+                "a token has no more experts than there are",
+            )),
+        }
+    }
+}
+
+/// The feed-forward part of a block.
+#[derive(Clone, Debug)]
+pub(super) enum FeedForward {
+    Dense(Gated<Linear>),
+    Experts(Box<Mixture>),
+}
+
+impl FeedForward {
+    /// Registers that of a layer, with names under `{block}.mlp`.
+    #[track_caller]
+    pub(super) fn build(config: &LlamaConfig, g: &mut Graph, block: &str, layer: usize) -> Self {
+        let mlp = scoped(block, "mlp");
+        match config.moe.filter(|moe| !moe.dense_layers.contains(layer)) {
+            None => FeedForward::Dense(config.gated(g, &mlp, "", config.hidden, layer)),
+            Some(moe) => FeedForward::Experts(Box::new(Mixture::build(config, g, &mlp, moe, layer))),
+        }
+    }
+
+    /// `x [..., rows, dim] -> [..., rows, dim]`; what is inside of it gets the name of the block.
+    #[track_caller]
+    pub(super) fn forward(&self, g: &mut Graph, x: Value, block: &str) -> NodeId {
+        match self {
+            FeedForward::Dense(gated) => gated.forward(g, x, block),
+            FeedForward::Experts(mixture) => mixture.forward(g, x, block),
+        }
+    }
+}
+
+/// A gated feed-forward layer (Shazeer, 2020).
+#[derive(Clone, Debug)]
+pub(super) struct Gated<L> {
+    gate: L,
+    up: L,
+    down: L,
+    activation: Activation,
+}
+
+impl<L> Gated<L> {
+    /// What goes into the last layer.
+    #[track_caller]
+    fn inside(&self, g: &mut Graph, [gate, up]: [NodeId; 2], block: &str) -> NodeId {
+        let y = match self.activation {
+            Activation::Silu => g.swiglu(gate, up),
+            activation => {
+                let gate = activation.forward(g, gate);
+                g.mul(gate, up)
+            }
+        };
+        g.named(y, block)
+    }
+}
+
+impl Gated<Linear> {
+    #[track_caller]
+    fn forward(&self, g: &mut Graph, x: Value, block: &str) -> NodeId {
+        let gate = self.gate.forward(g, x);
+        let up = self.up.forward(g, x);
+        let y = self.inside(g, [gate, up], block);
+        self.down.forward(g, y)
+    }
+}
+
+impl Gated<ExpertLinear> {
+    /// `x [..., dim]`, of whose rows each has an expert.
+    #[track_caller]
+    fn forward(&self, g: &mut Graph, x: NodeId, experts: Value, block: &str) -> NodeId {
+        let gate = self.gate.forward(g, x, experts);
+        let up = self.up.forward(g, x, experts);
+        let y = self.inside(g, [gate, up], block);
+        self.down.forward(g, y, experts)
+    }
+}
+
+impl LlamaConfig {
+    /// Registers a dense layer as `{mlp}.{part}gate_proj` and so on.
+    #[track_caller]
+    fn gated(&self, g: &mut Graph, mlp: &str, part: &str, hidden: usize, layer: usize) -> Gated<Linear> {
+        let linear = |g: &mut Graph, child: &str, [inputs, outputs]: [usize; 2]| {
+            let child = format!("{part}{child}");
+            LinearConfig::new(inputs, outputs)
+                .bias(self.mlp_bias)
+                .storage(self.weights.of_layer(layer, &child))
+                .init(Init::xavier_uniform(inputs, outputs))
+                .lora(self.lora)
+                .build(g, &scoped(mlp, &child))
+        };
+        Gated {
+            gate: linear(g, "gate_proj", [self.dim, hidden]),
+            up: linear(g, "up_proj", [self.dim, hidden]),
+            down: linear(g, "down_proj", [hidden, self.dim]),
+            activation: self.activation,
+        }
+    }
+}
+
+/// A router, its experts and the one that all tokens have.
+#[derive(Clone, Debug)]
+pub(super) struct Mixture {
+    moe: MoeConfig,
+    router: Linear,
+    experts: Gated<ExpertLinear>,
+    /// With the layer whose sigmoid is its factor.
+    shared: Option<(Gated<Linear>, Linear)>,
+}
+
+impl Mixture {
+    #[track_caller]
+    fn build(config: &LlamaConfig, g: &mut Graph, mlp: &str, moe: MoeConfig, layer: usize) -> Self {
+        // Routers are small, and rounding them would change which experts a token has.
+        let exact = |g: &mut Graph, child: &str, outputs: usize| {
+            let init = Init::Normal { std: 0.02 };
+            let linear = LinearConfig::new(config.dim, outputs).bias(false).init(init);
+            linear.build(g, &scoped(mlp, child))
+        };
+        let experts = |g: &mut Graph, child: &str, [inputs, outputs]: [usize; 2]| {
+            let name = scoped(mlp, &format!("experts.{child}"));
+            ExpertLinear::build(
+                g,
+                &name,
+                [moe.experts, inputs, outputs],
+                config.weights.of_layer(layer, child),
+            )
+        };
+        Mixture {
+            moe,
+            router: exact(g, "gate", moe.experts),
+            experts: Gated {
+                gate: experts(g, "gate_proj", [config.dim, moe.hidden]),
+                up: experts(g, "up_proj", [config.dim, moe.hidden]),
+                down: experts(g, "down_proj", [moe.hidden, config.dim]),
+                activation: config.activation,
+            },
+            shared: moe.shared_hidden.map(|hidden| {
+                let shared = config.gated(g, mlp, "shared_expert.", hidden, layer);
+                (shared, exact(g, "shared_expert_gate", 1))
+            }),
+        }
+    }
+
+    #[track_caller]
+    fn forward(&self, g: &mut Graph, x: Value, block: &str) -> NodeId {
+        let shape = g.shape(x).to_vec();
+        let Some((&dim, rows)) = shape.split_last() else {
+            // An error was reported where it was made.
+            return x.node;
+        };
+        let count = self.moe.experts_per_token;
+        let logits = self.router.forward(g, x);
+        let shares = g.softmax(logits, -1);
+        let chosen = g.top_k(shares, -1, count);
+        let (mut shares, experts) = (g.port(chosen, 0), g.port(chosen, 1));
+        if self.moe.normalize {
+            let sum = g.sum(shares, &[-1], true);
+            shares = g.div(shares, sum).into();
+        }
+        // A row for each of a token's experts.
+        let each = g.reshape(x, &[rows, &[1, dim]].concat());
+        let each = g.expand(each, &[rows, &[count, dim]].concat());
+        let y = self.experts.forward(g, each, experts, block);
+        let shares = g.reshape(shares, &[rows, &[count, 1]].concat());
+        let y = g.mul(y, shares);
+        let y = g.sum(y, &[-2], false);
+        g.named(y, block);
+        match &self.shared {
+            None => y,
+            Some((shared, gate)) => {
+                let gate = gate.forward(g, x);
+                let gate = g.sigmoid(gate);
+                let shared = shared.forward(g, x, block);
+                let shared = g.mul(shared, gate);
+                g.add(y, shared)
+            }
+        }
+    }
+}
