@@ -18,7 +18,7 @@ use crate::files::{damaged, read_text};
 use crate::gguf;
 use crate::tensors::convert;
 use crate::tensors::element::Element;
-use crate::tensors::layout;
+use crate::tensors::layout::{self, Place};
 use crate::tensors::shard::{Shard, Tensor};
 
 /// Begins the names of caches, which are parameters of a graph, but not of a checkpoint.
@@ -40,7 +40,7 @@ const OF_ANOTHER: &str = "use the config.json that belongs to the weights";
 pub struct Checkpoint {
     shards: Vec<Shard>,
     /// Where each tensor is.
-    places: BTreeMap<String, usize>,
+    places: BTreeMap<String, Place>,
     /// What is added to weights as they are read.
     adapters: Option<Adapters>,
 }
@@ -56,7 +56,8 @@ struct Differences {
 impl Checkpoint {
     /// Opens `model.safetensors` of a folder, or the files that `model.safetensors.index.json` lists; or a GGUF file. Of a
     /// model with several kinds of input, only the text part is kept. Projections that are stored as one (`qkv_proj`,
-    /// `gate_up_proj` of Phi-3) become those that parameters are named after.
+    /// `gate_up_proj` of Phi-3) become those that parameters are named after, and the matrices of experts one that has those of
+    /// all.
     ///
     /// The files must not change while the checkpoint is open.
     ///
@@ -109,18 +110,8 @@ impl Checkpoint {
     fn of(mut shards: Vec<Shard>) -> Result<Self> {
         layout::keep_text_part(&mut shards);
         layout::split_projections(&mut shards);
-        let mut places = BTreeMap::new();
-        for (number, shard) in shards.iter().enumerate() {
-            for name in shard.tensors.keys() {
-                if let Some(other) = places.insert(name.clone(), number) {
-                    let other = shards[other].path.display();
-                    return Err(damaged(
-                        &shard.path,
-                        format!("the tensor '{name}' is in '{other}', too"),
-                    ));
-                }
-            }
-        }
+        layout::rename_mixtral(&mut shards);
+        let places = layout::places(&shards).map_err(|(file, message)| damaged(&shards[file].path, message))?;
         Ok(Checkpoint {
             shards,
             places,
@@ -149,7 +140,12 @@ impl Checkpoint {
         }
         let shards = self.shards.iter().enumerate();
         self.places = shards
-            .flat_map(|(number, shard)| shard.tensors.keys().map(move |name| (name.clone(), number)))
+            .flat_map(|(number, shard)| {
+                shard
+                    .tensors
+                    .keys()
+                    .map(move |name| (name.clone(), Place::File(number)))
+            })
             .collect();
         self
     }
@@ -201,7 +197,28 @@ impl Checkpoint {
     }
 
     fn tensor(&self, name: &str) -> Option<Tensor<'_>> {
-        self.shards[*self.places.get(name)?].tensor(name)
+        match self.places.get(name)? {
+            Place::File(file) => self.shards[*file].tensor(name),
+            Place::Experts(_) => None,
+        }
+    }
+
+    /// The tensors that follow each other in a parameter: one, or that of each expert.
+    fn parts(&self, name: &str) -> Vec<(&Shard, &str)> {
+        match self.places.get(name) {
+            None => Vec::new(),
+            Some(Place::File(file)) => {
+                let stored = self.shards[*file].tensors.get_key_value(name);
+                stored
+                    .map(|(name, _)| (&self.shards[*file], name.as_str()))
+                    .into_iter()
+                    .collect()
+            }
+            Some(Place::Experts(parts)) => parts
+                .iter()
+                .map(|(file, name)| (&self.shards[*file], name.as_str()))
+                .collect(),
+        }
     }
 
     /// Sets all parameters of a session but caches and adapters, which keep what they hold. Matrices in `f32` but the
@@ -237,43 +254,49 @@ impl Checkpoint {
         }
         let mut memory = Memory::default();
         for (name, wanted) in &wanted {
-            if let Some(tensor) = self.tensor(name) {
-                self.load(session, name, wanted.form, &tensor, &mut memory)?;
-            }
+            self.load(session, name, wanted.form, &mut memory)?;
         }
         Ok(())
     }
 
-    fn load(&self, session: &mut Session, name: &str, form: Form, tensor: &Tensor, memory: &mut Memory) -> Result<()> {
-        let Memory { numbers, bytes, scales } = memory;
-        let too_large = |row: usize| {
-            let message =
-                format!("row {row} of '{name}' has numbers that are not finite, or too large to be stored so");
-            Error::file(&self.shards[self.places[name]].path, message, "load the weights as f32")
-        };
-        let stored = match form {
-            Form::F32 { transposed: false } => tensor.bytes_in(Element::F32),
-            Form::F16 => tensor.bytes_in(Element::F16),
+    fn load(&self, session: &mut Session, name: &str, form: Form, memory: &mut Memory) -> Result<()> {
+        let parts = self.parts(name);
+        // Adapters change matrices that are transposed.
+        let element = match form {
+            Form::F32 { transposed: false } => Some(Element::F32),
+            Form::F16 => Some(Element::F16),
             _ => None,
         };
-        // Adapters change matrices that are transposed.
-        if let Some(stored) = stored {
+        if let (&[(shard, part)], Some(element)) = (parts.as_slice(), element)
+            && let Some(stored) = shard.tensor(part).as_ref().and_then(|tensor| tensor.bytes_in(element))
+        {
             return session.try_set_parameter_bytes(name, stored);
         }
+        let Memory { whole, part: one } = memory;
+        whole.clear();
+        for &(shard, part) in &parts {
+            let Some(tensor) = shard.tensor(part) else { continue };
+            // A tensor that is all is converted where it stays.
+            let to = if parts.len() == 1 { &mut *whole } else { &mut *one };
+            to.convert(&tensor, form).map_err(|row| {
+                let message =
+                    format!("row {row} of '{part}' has numbers that are not finite, or too large to be stored so");
+                Error::file(&shard.path, message, "load the weights as f32")
+            })?;
+            if parts.len() > 1 {
+                whole.extend(one);
+            }
+        }
+        let Converted { numbers, bytes, scales } = whole;
         match form {
-            Form::F32 { transposed } => {
-                convert::to_f32(tensor, transposed, numbers);
+            Form::F32 { .. } => {
                 if let Some(adapters) = &self.adapters {
                     adapters.merge_into(name, numbers);
                 }
                 session.try_set_parameter(name, numbers)
             }
-            Form::F16 => {
-                convert::to_f16(tensor, bytes).map_err(too_large)?;
-                session.try_set_parameter_bytes(name, bytes)
-            }
-            Form::Blocks(format) => {
-                convert::to_blocks(tensor, format, bytes, scales).map_err(too_large)?;
+            Form::F16 => session.try_set_parameter_bytes(name, bytes),
+            Form::Blocks(_) => {
                 session.try_set_parameter_bytes(name, bytes)?;
                 session.try_set_parameter_bytes(&format!("{name}{SCALES}"), scales)
             }
@@ -283,17 +306,30 @@ impl Checkpoint {
     fn check(&self, wanted: &BTreeMap<&str, Wanted>) -> Result<()> {
         let mut differences = Differences::default();
         for (&name, wanted) in wanted {
-            let Some(&place) = self.places.get(name) else {
+            let Some(place) = self.places.get(name) else {
                 differences.missing.push(name.to_owned());
                 continue;
             };
-            let entry = &self.shards[place].tensors[name];
-            if entry.shape != wanted.stored {
-                let wrong = format!("{name} ({:?}, not {:?})", entry.shape, wanted.stored);
-                differences.wrong.push(wrong);
-            } else if self.tensor(name).is_none() {
-                let wrong = format!("{name} ({}, not {})", entry.stored, Element::KNOWN);
-                differences.wrong.push(wrong);
+            let parts = self.parts(name);
+            // Each expert has what the parameter has beside its first axis.
+            let shape = match (place, wanted.stored.split_first()) {
+                (Place::Experts(_), Some((experts, shape))) if *experts != parts.len() => {
+                    let wrong = format!("{name} ({} experts, not {experts} of {shape:?})", parts.len());
+                    differences.wrong.push(wrong);
+                    continue;
+                }
+                (Place::Experts(_), Some((_, shape))) => shape,
+                _ => wanted.stored.as_slice(),
+            };
+            for (shard, part) in parts {
+                let entry = &shard.tensors[part];
+                if entry.shape != shape {
+                    let wrong = format!("{part} ({:?}, not {shape:?})", entry.shape);
+                    differences.wrong.push(wrong);
+                } else if shard.tensor(part).is_none() {
+                    let wrong = format!("{part} ({}, not {})", entry.stored, Element::KNOWN);
+                    differences.wrong.push(wrong);
+                }
             }
         }
         let extra = self.names().filter(|name| !wanted.contains_key(name));
@@ -376,9 +412,44 @@ fn is_stored(name: &str) -> bool {
 /// Memory that tensors go through.
 #[derive(Default)]
 struct Memory {
+    whole: Converted,
+    /// One of several tensors that make a parameter.
+    part: Converted,
+}
+
+/// A tensor in the form of a parameter.
+#[derive(Default)]
+struct Converted {
     numbers: Vec<f32>,
     bytes: Vec<u8>,
     scales: Vec<u8>,
+}
+
+impl Converted {
+    fn clear(&mut self) {
+        self.numbers.clear();
+        self.bytes.clear();
+        self.scales.clear();
+    }
+
+    fn extend(&mut self, other: &Converted) {
+        self.numbers.extend_from_slice(&other.numbers);
+        self.bytes.extend_from_slice(&other.bytes);
+        self.scales.extend_from_slice(&other.scales);
+    }
+
+    /// Becomes a tensor; the error is the number of a row that cannot be stored so.
+    fn convert(&mut self, tensor: &Tensor, form: Form) -> std::result::Result<(), usize> {
+        self.clear();
+        match form {
+            Form::F32 { transposed } => {
+                convert::to_f32(tensor, transposed, &mut self.numbers);
+                Ok(())
+            }
+            Form::F16 => convert::to_f16(tensor, &mut self.bytes),
+            Form::Blocks(format) => convert::to_blocks(tensor, format, &mut self.bytes, &mut self.scales),
+        }
+    }
 }
 
 /// The form of a parameter.
@@ -408,10 +479,11 @@ fn wanted(parameters: &[(String, TensorType)]) -> BTreeMap<&str, Wanted> {
         let (form, stored) = match (ty.dtype, shape.as_slice()) {
             (DType::F16, _) if name.ends_with(SCALES) => continue,
             (DType::F16, _) => (Form::F16, shape),
-            (DType::U32, &[rows, words]) => {
+            (DType::U32, [rows @ .., words]) => {
                 let scales = scales_of(name).and_then(|ty| ty.shape.last().copied()).unwrap_or(0);
-                let format = BlockFormat::of(words, scales).unwrap_or(BlockFormat::Q8_0);
-                (Form::Blocks(format), vec![rows, scales / format.scales() * BLOCK])
+                let format = BlockFormat::of(*words, scales).unwrap_or(BlockFormat::Q8_0);
+                let columns = scales / format.scales() * BLOCK;
+                (Form::Blocks(format), [rows, &[columns]].concat())
             }
             _ => match transposed(name, &shape) {
                 Some([inputs, outputs]) => (Form::F32 { transposed: true }, vec![outputs, inputs]),

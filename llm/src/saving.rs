@@ -13,7 +13,7 @@ use crate::adapters::{ADAPTERS, CONFIG, MATRICES, PREFIX, add_product};
 use crate::checkpoint::transposed;
 use crate::config::{Projections, text_part};
 use crate::files::damaged;
-use crate::tensors::layout::FUSED;
+use crate::tensors::layout::{FUSED, expert_name, to_mixtral};
 
 /// Files that describe a checkpoint beside its weights.
 const DESCRIPTIONS: [&str; 7] = [
@@ -159,7 +159,19 @@ pub fn save_weights(
     for (name, shape) in &all {
         let Some((fused, parts)) = fused(name).filter(|_| projections == Projections::Fused) else {
             let values = merged(session, name, shape, lora)?;
-            weights.insert(name.clone(), stored(name, shape, &values)?);
+            let named = |name: String| match projections {
+                Projections::Mixtral => to_mixtral(&name).unwrap_or(name),
+                Projections::Separate | Projections::Fused => name,
+            };
+            let &[_, rows, columns] = shape.as_slice() else {
+                weights.insert(named(name.clone()), stored(name, shape, &values)?);
+                continue;
+            };
+            // A matrix for each expert.
+            for (expert, values) in values.chunks_exact((rows * columns).max(1)).enumerate() {
+                let name = expert_name(name, expert).unwrap_or_else(|| name.clone());
+                weights.insert(named(name), Weight::f32(&[rows, columns], values)?);
+            }
             continue;
         };
         if parts.first() != Some(name) {

@@ -74,7 +74,7 @@ impl Raw {
 }
 
 /// The layers of a model for which something holds.
-fn set(layers: usize, option: &str, path: &Path, holds: impl Fn(usize) -> bool) -> Result<LayerSet> {
+pub(super) fn set(layers: usize, option: &str, path: &Path, holds: impl Fn(usize) -> bool) -> Result<LayerSet> {
     // No model has so many; a file may say so.
     const MOST: usize = 1 << 16;
     if layers > MOST || (LayerSet::LAYERS..layers).any(&holds) {

@@ -1,5 +1,6 @@
 //! What `config.json` says of a model.
 
+mod experts;
 mod layers;
 mod raw;
 mod rope;
@@ -30,6 +31,10 @@ pub const FAMILIES: &[&str] = &[
     "smollm3",
     "olmo2",
     "granite",
+    "qwen2_moe",
+    "qwen3_moe",
+    "olmoe",
+    "mixtral",
 ];
 
 /// How a checkpoint stores the matrices of a block that read the same features.
@@ -41,6 +46,9 @@ pub enum Projections {
     /// One below the other: `qkv_proj` `[(heads + 2 kv_heads) * head_dim, dim]` and `gate_up_proj` `[2 hidden, dim]`
     /// (Phi-3).
     Fused,
+    /// Each by itself, with the names that Mixtral has for those of experts: `block_sparse_moe.experts.0.w1` for
+    /// `mlp.experts.0.gate_proj`, `w3` for `up_proj`, `w2` for `down_proj`.
+    Mixtral,
 }
 
 /// A model and what generation needs to know of it.

@@ -17,7 +17,7 @@ use crate::files::damaged;
 pub(super) struct Raw {
     vocab_size: Option<usize>,
     hidden_size: usize,
-    intermediate_size: usize,
+    pub(super) intermediate_size: usize,
     pub(super) num_hidden_layers: usize,
     num_attention_heads: Option<usize>,
     #[serde(default, deserialize_with = "given")]
@@ -54,6 +54,16 @@ pub(super) struct Raw {
     attention_multiplier: Option<f32>,
     residual_multiplier: Option<f32>,
     logits_scaling: Option<f32>,
+    qkv_bias: Option<bool>,
+    pub(super) num_experts: Option<usize>,
+    pub(super) num_local_experts: Option<usize>,
+    pub(super) num_experts_per_tok: Option<usize>,
+    pub(super) moe_intermediate_size: Option<usize>,
+    pub(super) shared_expert_intermediate_size: Option<usize>,
+    pub(super) norm_topk_prob: Option<bool>,
+    pub(super) decoder_sparse_step: Option<usize>,
+    pub(super) mlp_only_layers: Option<Vec<usize>>,
+    pub(super) clip_qkv: Option<f32>,
     #[serde(default)]
     eos_token_id: Ids,
 }
@@ -160,6 +170,38 @@ impl Usual {
                 ..llama
             },
             "olmo2" => Usual { eps: 1e-5, ..llama },
+            "qwen3_moe" => Usual {
+                vocab: Some(151_936),
+                context: 32_768,
+                heads: Some(32),
+                kv_heads: Some(4),
+                window: Some(4096),
+                ..llama
+            },
+            "qwen2_moe" => Usual {
+                vocab: Some(151_936),
+                context: 32_768,
+                heads: Some(16),
+                kv_heads: Some(16),
+                window: Some(4096),
+                ..llama
+            },
+            "olmoe" => Usual {
+                vocab: Some(50_304),
+                context: 4096,
+                heads: Some(16),
+                eps: 1e-5,
+                ..llama
+            },
+            "mixtral" => Usual {
+                vocab: Some(32_000),
+                context: 131_072,
+                heads: Some(32),
+                kv_heads: Some(8),
+                theta: 1e6,
+                eps: 1e-5,
+                ..llama
+            },
             _ => llama,
         }
     }
@@ -212,6 +254,7 @@ impl Raw {
             head_dim,
             kv_heads: kv_heads.unwrap_or(heads),
             hidden: self.intermediate_size,
+            moe: self.moe(family, path)?,
             rope_theta: positions.theta,
             rope_local_theta: positions.local_theta,
             rope_scaling: positions.scaling,
@@ -221,8 +264,8 @@ impl Raw {
             window,
             full_attention_layers,
             qk_norm: match family {
-                "qwen3" | "gemma3_text" => QkNorm::PerHead,
-                "olmo2" => QkNorm::AllHeads,
+                "qwen3" | "qwen3_moe" | "gemma3_text" => QkNorm::PerHead,
+                "olmo2" | "olmoe" => QkNorm::AllHeads,
                 _ => QkNorm::None,
             },
             attention_scale: self.attention_scale(family),
@@ -245,8 +288,11 @@ impl Raw {
             },
             residual_multiplier: self.residual_multiplier.filter(|_| family == "granite"),
             logits_scaling: self.logits_scaling.filter(|_| family == "granite"),
-            qkv_bias: bias || family == "qwen2",
-            attention_out_bias: bias && family != "qwen2",
+            qkv_bias: match family {
+                "qwen2_moe" => self.qkv_bias.unwrap_or(true),
+                _ => bias || family == "qwen2",
+            },
+            attention_out_bias: bias && !matches!(family, "qwen2" | "qwen2_moe"),
             mlp_bias: self.mlp_bias.unwrap_or(false),
             eps: self.rms_norm_eps.unwrap_or(usual.eps),
             tied_embeddings: self.tie_word_embeddings.unwrap_or(usual.tied),
@@ -259,6 +305,7 @@ impl Raw {
             stop: self.eos_token_id.list(),
             projections: match family {
                 "phi3" => Projections::Fused,
+                "mixtral" => Projections::Mixtral,
                 _ => Projections::Separate,
             },
         };
@@ -311,7 +358,14 @@ impl Raw {
         let window = self.sliding_window.unwrap_or(usual.window).filter(|&window| window > 0);
         let used = window.filter(|_| self.use_sliding_window == Some(true));
         match family {
-            "mistral" => Ok((window, LayerSet::NONE)),
+            "mistral" | "mixtral" => Ok((window, LayerSet::NONE)),
+            // In all layers, if it is used.
+            "qwen3_moe" => Ok((used, LayerSet::NONE)),
+            "qwen2_moe" => {
+                const FIRST: usize = 28;
+                let last = self.max_window_layers.unwrap_or(FIRST);
+                self.windows(used, path, |layer| layer.is_multiple_of(2) && layer < last)
+            }
             "phi3" => Ok((window, LayerSet::NONE)),
             "gemma2" | "gemma3_text" => {
                 let every = match family {

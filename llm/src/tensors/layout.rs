@@ -1,5 +1,8 @@
 //! Tensors of checkpoints that have other names than parameters, or hold several of them.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map;
+
 use super::shard::{Entry, Shard};
 
 /// Where a model with several kinds of input has its text part, and what replaces that.
@@ -17,6 +20,119 @@ pub(crate) const FUSED: [(&str, &[&str]); 2] = [
     ("qkv_proj", &["q_proj", "k_proj", "v_proj"]),
     ("gate_up_proj", &["gate_proj", "up_proj"]),
 ];
+
+/// Where Mixtral has its experts, and what others call that.
+const MIXTRAL: [&str; 2] = [".block_sparse_moe.", ".mlp."];
+/// What it calls the matrices of an expert, and what others do.
+const MIXTRAL_MATRICES: [[&str; 2]; 3] = [["w1", "gate_proj"], ["w2", "down_proj"], ["w3", "up_proj"]];
+/// In front of the number of an expert.
+const EXPERTS: &str = ".experts.";
+
+/// Name of a tensor of Mixtral as others have it.
+fn of_mixtral(name: &str) -> Option<String> {
+    let (block, rest) = name.split_once(MIXTRAL[0])?;
+    let matrix = MIXTRAL_MATRICES.iter().find_map(|[own, usual]| {
+        let expert = rest.strip_suffix(".weight")?.strip_suffix(own)?;
+        Some(format!("{expert}{usual}.weight"))
+    });
+    Some(format!("{block}{}{}", MIXTRAL[1], matrix.as_deref().unwrap_or(rest)))
+}
+
+/// Name of a tensor as Mixtral has it.
+pub(crate) fn to_mixtral(name: &str) -> Option<String> {
+    let (block, rest) = name.split_once(MIXTRAL[1])?;
+    let matrix = MIXTRAL_MATRICES.iter().find_map(|[own, usual]| {
+        let expert = rest.strip_suffix(".weight")?.strip_suffix(usual)?;
+        Some(format!("{expert}{own}.weight"))
+    });
+    Some(format!("{block}{}{}", MIXTRAL[0], matrix.as_deref().unwrap_or(rest)))
+}
+
+/// Gives the experts of Mixtral the names that those of others have.
+pub(crate) fn rename_mixtral(shards: &mut [Shard]) {
+    for shard in shards {
+        let all = std::mem::take(&mut shard.tensors).into_iter();
+        shard.tensors = all
+            .map(|(name, entry)| (of_mixtral(&name).unwrap_or(name), entry))
+            .collect();
+    }
+}
+
+/// The parameter that has a tensor of one expert with those of the others, and the number of the expert.
+pub(crate) fn of_expert(name: &str) -> Option<(String, usize)> {
+    let (layer, rest) = name.split_once(EXPERTS)?;
+    let (number, module) = rest.split_once('.')?;
+    let expert: usize = number.parse().ok()?;
+    // Of two that are the same number, one is none.
+    (expert.to_string() == number).then(|| (format!("{layer}{EXPERTS}{module}"), expert))
+}
+
+/// The tensor of an expert, of a parameter with those of all.
+pub(crate) fn expert_name(parameter: &str, expert: usize) -> Option<String> {
+    let (layer, module) = parameter.split_once(EXPERTS)?;
+    Some(format!("{layer}{EXPERTS}{expert}.{module}"))
+}
+
+/// Where a tensor is that parameters are named after.
+#[derive(Debug)]
+pub(crate) enum Place {
+    /// In the file of this number.
+    File(usize),
+    /// In parts, one for each expert, with the numbers of their files.
+    Experts(Vec<(usize, String)>),
+}
+
+/// Where all tensors are.
+///
+/// # Errors
+/// The number of a file, and what is wrong: a name that another file has, too; experts whose numbers have gaps.
+pub(crate) fn places(shards: &[Shard]) -> Result<BTreeMap<String, Place>, (usize, String)> {
+    let mut places = BTreeMap::new();
+    let mut experts: BTreeMap<String, BTreeMap<usize, (usize, String)>> = BTreeMap::new();
+    for (number, shard) in shards.iter().enumerate() {
+        for name in shard.tensors.keys() {
+            let other = match of_expert(name) {
+                Some((parameter, expert)) => {
+                    let of_parameter = experts.entry(parameter).or_default();
+                    of_parameter
+                        .insert(expert, (number, name.clone()))
+                        .map(|(file, _)| file)
+                }
+                None => match places.entry(name.clone()) {
+                    btree_map::Entry::Vacant(entry) => {
+                        entry.insert(Place::File(number));
+                        None
+                    }
+                    btree_map::Entry::Occupied(entry) => match entry.get() {
+                        Place::File(other) => Some(*other),
+                        Place::Experts(_) => None,
+                    },
+                },
+            };
+            if let Some(other) = other {
+                let other = shards[other].path.display();
+                return Err((number, format!("the tensor '{name}' is in '{other}', too")));
+            }
+        }
+    }
+    for (parameter, parts) in experts {
+        let missing = (0..).zip(parts.keys()).find(|(wanted, found)| wanted != *found);
+        let file = parts.values().next().map_or(0, |(file, _)| *file);
+        if let Some((missing, _)) = missing {
+            let count = parts.len();
+            let name = expert_name(&parameter, missing).unwrap_or_default();
+            return Err((
+                file,
+                format!("of {count} experts and more, one is missing: no file has '{name}'"),
+            ));
+        }
+        if places.contains_key(&parameter) {
+            return Err((file, format!("'{parameter}' is stored as a whole and by expert")));
+        }
+        places.insert(parameter, Place::Experts(parts.into_values().collect()));
+    }
+    Ok(places)
+}
 
 /// Gives the tensors of a text part the names that they have alone, and drops the other parts, if there are any
 /// (the layout of Gemma 3).

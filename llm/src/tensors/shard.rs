@@ -55,12 +55,12 @@ pub(crate) struct Tensor<'a> {
 }
 
 impl Tensor<'_> {
-    /// Rows and their width; a vector is one row.
+    /// Rows, those of all matrices if there are several, and their width; a vector is one row.
     pub(crate) fn rows(&self) -> [usize; 2] {
         match *self.shape {
             [len] if self.heads.is_some() => [len, 1],
             [len] => [1, len],
-            [rows, ref rest @ ..] => [rows, rest.iter().product()],
+            [ref rows @ .., width] => [rows.iter().product(), width],
             [] => [1, 1],
         }
     }

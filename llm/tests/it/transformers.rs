@@ -18,7 +18,7 @@ use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 
-pub(crate) const MODELS: [&str; 15] = [
+pub(crate) const MODELS: [&str; 19] = [
     "llama",
     "llama_sharded",
     "llama_linear",
@@ -34,6 +34,10 @@ pub(crate) const MODELS: [&str; 15] = [
     "smollm3",
     "olmo2",
     "granite",
+    "qwen3_moe",
+    "qwen2_moe",
+    "olmoe",
+    "mixtral",
 ];
 /// Of the largest logit.
 const TOLERANCE: f32 = 1e-4;

@@ -1,0 +1,90 @@
+//! Mixtures of experts.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use meganeura_core::Result;
+use meganeura_nn::models::MoeConfig;
+
+use super::layers::set;
+use super::raw::Raw;
+use super::{MAX_SIZE, unsupported};
+use crate::files::damaged;
+
+/// What files of a family leave out.
+struct Usual {
+    experts: usize,
+    experts_per_token: usize,
+    hidden: usize,
+}
+
+impl Usual {
+    /// `None` for a family without experts; `intermediate` are the features of a dense feed-forward layer.
+    fn of(family: &str, intermediate: usize) -> Option<Self> {
+        let [experts, experts_per_token, hidden] = match family {
+            "qwen3_moe" => [128, 8, 768],
+            "qwen2_moe" => [60, 4, 1408],
+            "olmoe" => [64, 8, intermediate],
+            "mixtral" => [8, 2, intermediate],
+            _ => return None,
+        };
+        Some(Usual {
+            experts,
+            experts_per_token,
+            hidden,
+        })
+    }
+}
+
+impl Raw {
+    /// The experts of a model of these families, which others have not, whatever their files say.
+    pub(super) fn moe(&self, family: &str, path: &Path) -> Result<Option<MoeConfig>> {
+        let Some(usual) = Usual::of(family, self.intermediate_size) else {
+            return Ok(None);
+        };
+        if self.clip_qkv.is_some() {
+            let what = "queries, keys and values that are clipped (clip_qkv)";
+            return Err(unsupported(path, what.into()));
+        }
+        const SHARED: usize = 5632;
+        let is_qwen = matches!(family, "qwen2_moe" | "qwen3_moe");
+        let own = |size: Option<usize>| size.filter(|_| is_qwen);
+        let dense: BTreeSet<usize> = self.mlp_only_layers.iter().flatten().copied().collect();
+        let step = own(self.decoder_sparse_step).unwrap_or(1);
+        if step == 0 {
+            return Err(damaged(path, "decoder_sparse_step is 0"));
+        }
+        let dense_layers = match is_qwen {
+            false => Default::default(),
+            true => set(
+                self.num_hidden_layers,
+                "mlp_only_layers, decoder_sparse_step",
+                path,
+                |layer| dense.contains(&layer) || !(layer + 1).is_multiple_of(step),
+            )?,
+        };
+        let moe = MoeConfig {
+            experts: self.num_experts.or(self.num_local_experts).unwrap_or(usual.experts),
+            experts_per_token: self.num_experts_per_tok.unwrap_or(usual.experts_per_token),
+            hidden: own(self.moe_intermediate_size).unwrap_or(usual.hidden),
+            normalize: match family {
+                "mixtral" => true,
+                _ => self.norm_topk_prob.unwrap_or(false),
+            },
+            shared_hidden: (family == "qwen2_moe").then(|| self.shared_expert_intermediate_size.unwrap_or(SHARED)),
+            dense_layers,
+        };
+        for (name, size) in [
+            ("num_experts", moe.experts),
+            ("num_experts_per_tok", moe.experts_per_token),
+            ("moe_intermediate_size", moe.hidden),
+            ("shared_expert_intermediate_size", moe.shared_hidden.unwrap_or(1)),
+        ] {
+            if !(1..=MAX_SIZE).contains(&size) {
+                let message = format!("{name} is {size}, and has to be from 1 to {MAX_SIZE}");
+                return Err(damaged(path, message));
+            }
+        }
+        Ok(Some(moe))
+    }
+}
