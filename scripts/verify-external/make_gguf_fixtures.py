@@ -48,6 +48,7 @@ GEMMA3_POSITIONS = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 20000.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
 }
+MOE = {"num_hidden_layers": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 MODELS = {
     "llama_f32": ("llama", "Llama", {"num_hidden_layers": 1}, Type.F32),
     "llama_f16": ("llama", "Llama", {"tie_word_embeddings": False}, Type.F16),
@@ -72,6 +73,11 @@ MODELS = {
     ),
     "phi3_q8_0": ("phi3", "Phi3", {"sliding_window": 5, "pad_token_id": None, "tie_word_embeddings": False}, Type.Q8_0),
     "olmo2_q8_0": ("olmo2", "Olmo2", {"pad_token_id": None, "tie_word_embeddings": False}, Type.Q8_0),
+    # Mixtures of experts, whose matrices files have together.
+    "qwen3moe_q4_0": ("qwen3moe", "Qwen3Moe", MOE | {"num_experts": 4, "norm_topk_prob": True, "head_dim": 32}, Type.Q4_0),
+    "qwen2moe_q8_0": ("qwen2moe", "Qwen2Moe", MOE | {"num_experts": 3, "shared_expert_intermediate_size": 64}, Type.Q8_0),
+    "olmoe_q8_0": ("olmoe", "Olmoe", MOE | {"num_experts": 4, "intermediate_size": 32, "pad_token_id": None}, Type.Q8_0),
+    "mixtral_q8_0": ("llama", "Mixtral", MOE | {"num_local_experts": 4, "intermediate_size": 32}, Type.Q8_0),
 }  # fmt: skip
 BLOCKS = {
     "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
@@ -85,6 +91,10 @@ BLOCKS = {
 OTHERS = {
     "post_feedforward_layernorm": "post_ffw_norm", "pre_feedforward_layernorm": "ffn_norm",
     "self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up",
+    "mlp.gate": "ffn_gate_inp", "mlp.experts.gate_proj": "ffn_gate_exps", "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps", "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp", "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
 }  # fmt: skip
 
 
@@ -126,7 +136,7 @@ def random_blocks(rng, shape, kind):
 def stored(rng, array, kind):
     """What a file holds of a matrix, its type, and the numbers that are read back."""
     block, _ = gguf.GGML_QUANT_SIZES[kind]
-    if array.shape[1] % block:
+    if array.shape[-1] % block:
         kind = Type.Q8_0
     if kind in (Type.Q4_K, Type.Q6_K):
         data = random_blocks(rng, array.shape, kind)
@@ -159,6 +169,18 @@ def write_factors(writer, model, theta):
     writer.add_tensor("rope_freqs.weight", (plain / slowed).numpy())
 
 
+def write_experts(writer, rng, key, parameter, kind):
+    """The matrices of all experts, of which the model has gates and what they multiply below each other."""
+    layer = key.rsplit(".", 1)[0]
+    modules = ["gate_proj", "up_proj"] if key.endswith("gate_up_proj") else ["down_proj"]
+    backs = []
+    for module, array in zip(modules, np.split(parameter.numpy().astype(np.float32), len(modules), axis=1)):
+        data, raw, back = stored(rng, array, kind)
+        writer.add_tensor(name_of(f"{layer}.{module}.weight", None), data, raw_dtype=raw)
+        backs.append(back)
+    parameter.copy_(torch.from_numpy(np.concatenate(backs, axis=1)))
+
+
 def make(name, architecture, family, options, kind, head_kind=None):
     sizes = USUAL | options
     config = getattr(transformers, f"{family}Config")(**sizes)
@@ -187,6 +209,13 @@ def make(name, architecture, family, options, kind, head_kind=None):
         writer.add_final_logit_softcapping(sizes["final_logit_softcapping"])
     if "sliding_window" in sizes:
         writer.add_sliding_window(sizes["sliding_window"])
+    if "num_experts_per_tok" in sizes:
+        writer.add_expert_count(getattr(config, "num_local_experts", None) or config.num_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        if architecture.startswith("qwen"):
+            writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+        if architecture == "qwen2moe":
+            writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
     if architecture == "gemma3":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(sizes["rope_parameters"]["full_attention"]["factor"])
@@ -199,8 +228,15 @@ def make(name, architecture, family, options, kind, head_kind=None):
                 parameter.add_(0.2 * torch.randn_like(parameter))
             if key.endswith("bias"):
                 parameter.add_(0.1 * torch.randn_like(parameter))
+            if ".mlp.experts." in key:
+                write_experts(writer, rng, key, parameter, kind)
+                continue
             array = parameter.numpy().astype(np.float32)
             heads = None
+            if key.endswith(("mlp.gate.weight", "shared_expert_gate.weight")):
+                # Files have them as they are, and the gate of one row without its axis.
+                writer.add_tensor(name_of(key, architecture), array.squeeze())
+                continue
             if architecture == "llama" and ".self_attn.q_proj" in key:
                 heads = config.num_attention_heads
             if architecture == "llama" and ".self_attn.k_proj" in key:
@@ -225,9 +261,9 @@ def make(name, architecture, family, options, kind, head_kind=None):
     (TARGET / f"{name}.safetensors").chmod(0o644)
     # What transformers reads from the file itself, names and pairs of rows included. It knows no window of the
     # architecture llama, no width of qwen3's heads, no factors of rotary positions, not all of what the architectures of
-    # Gemma and Phi-3 imply, and no architecture olmo2.
-    if family not in ("Mistral", "Olmo2"):
-        is_given = family in ("Qwen3", "Phi3") or family.startswith("Gemma") or "rope_parameters" in sizes
+    # Gemma and Phi-3 imply, and no architecture olmo2 or olmoe, nor experts of the architecture llama.
+    if family not in ("Mistral", "Olmo2", "Olmoe", "Mixtral"):
+        is_given = family in ("Qwen3", "Qwen3Moe", "Qwen2Moe", "Phi3") or family.startswith("Gemma") or "rope_parameters" in sizes
         given = {"config": config} if is_given else {}
         loaded = transformers.AutoModelForCausalLM.from_pretrained(
             TARGET, gguf_file=path.name, dtype=torch.float32, **given

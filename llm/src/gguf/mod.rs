@@ -169,7 +169,10 @@ impl Gguf {
             let entry = Entry {
                 element: info.element,
                 stored: format!("type {} of GGUF", info.stored),
-                shape: info.shape.clone(),
+                shape: match info.shape.as_slice() {
+                    &[width] if names::is_row(name) => vec![1, width],
+                    shape => shape.to_vec(),
+                },
                 range: info.start..info.start + bytes,
                 heads: heads.and_then(|[q, kv]| match names::paired(name) {
                     Some(names::Paired::Queries) => Some(q),

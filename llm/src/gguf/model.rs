@@ -8,7 +8,7 @@ use crate::tensors::element::Element;
 
 /// Architectures that are known.
 const ARCHITECTURES: &[&str] = &[
-    "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "olmo2",
+    "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "olmo2", "qwen2moe", "qwen3moe", "olmoe",
 ];
 
 impl Gguf {
@@ -93,9 +93,7 @@ impl Gguf {
         if scale.is_some_and(|scale| (scale / usual - 1.0).abs() > 1e-5) {
             return Err(self.unsupported("a scale of attention's scores", "use another model"));
         }
-        if self.own_count("expert_count")?.is_some_and(|experts| experts > 0) {
-            return Err(self.unsupported("a mixture of experts", "use a model without experts"));
-        }
+        let experts = self.experts()?;
         if architecture != "phi3" && rotated.is_some_and(|rotated| rotated != head_dim) {
             return Err(self.unsupported("heads of which only a part is rotated", "use another model"));
         }
@@ -113,7 +111,10 @@ impl Gguf {
         let has = |name: &str| self.tensors.contains_key(name);
         let window = self.own_count("attention.sliding_window")?.filter(|&window| window > 0);
         let family = match (architecture, window) {
+            ("llama", _) if experts.is_some() => "mixtral",
             ("llama", Some(_)) => "mistral",
+            ("qwen2moe", _) => "qwen2_moe",
+            ("qwen3moe", _) => "qwen3_moe",
             ("gemma3", _) => "gemma3_text",
             (family, _) => family,
         };
@@ -143,6 +144,7 @@ impl Gguf {
         let others = match architecture {
             "gemma2" | "gemma3" => self.of_gemma(dim, heads, head_dim)?,
             // Half a feature more, so that what a part of a head comes to is not rounded down to fewer.
+            _ if experts.is_some() => experts.unwrap_or_default(),
             "phi3" => rotated.filter(|&rotated| rotated != head_dim).map_or(
                 json!({}),
                 |rotated| json!({ "partial_rotary_factor": (rotated as f64 + 0.5) / head_dim as f64 }),
@@ -183,6 +185,61 @@ impl Gguf {
         Ok(fields)
     }
 
+    /// What a `config.json` has of a mixture of experts, if the model is one. Sizes of experts are those of the first block's
+    /// tensors, with which the metadata have to agree. Which families divide shares by their sum, files leave out.
+    fn experts(&self) -> Result<Option<Json>> {
+        const WITH_EXPERTS: [&str; 4] = ["llama", "qwen2moe", "qwen3moe", "olmoe"];
+        let architecture = self.architecture()?;
+        let Some(count) = self.own_count("expert_count")?.filter(|&count| count > 0) else {
+            return match architecture {
+                "llama" => Ok(None),
+                _ if WITH_EXPERTS.contains(&architecture) => {
+                    Err(self.damaged("it does not say how many experts it has"))
+                }
+                _ => Ok(None),
+            };
+        };
+        if !WITH_EXPERTS.contains(&architecture) {
+            let what = format!("a mixture of experts of the architecture '{architecture}'");
+            return Err(self.unsupported(what, &format!("supported are {}", WITH_EXPERTS.join(", "))));
+        }
+        let (used, dim) = (self.needed("expert_used_count")?, self.needed("embedding_length")?);
+        let shape = |name: &str| match self.tensors.get(name).map(|info| info.shape.as_slice()) {
+            Some(&[experts, rows, columns]) => Ok([experts, rows, columns].map(|size| size as u64)),
+            _ => Err(self.damaged(format!("it has no matrices of experts '{name}'"))),
+        };
+        let [_, hidden, _] = shape(names::EXPERTS[0])?;
+        let across = [count, hidden, dim];
+        for (name, wanted) in names::EXPERTS.into_iter().zip([across, across, [count, dim, hidden]]) {
+            let found = shape(name)?;
+            if found != wanted {
+                return Err(self.damaged(format!("'{name}' is {found:?}, and {wanted:?} by its metadata")));
+            }
+        }
+        // 0 stands for what is usual: shares of a softmax, as they are.
+        for key in ["expert_weights_scale", "expert_gating_func"] {
+            let given = self.float(&self.own(key)?)?;
+            if given.is_some_and(|given| given != 0.0 && given != 1.0) {
+                return Err(self.unsupported(format!("another choice of experts ('{key}')"), "use another model"));
+            }
+        }
+        let mut fields = json!({
+            "num_experts": count,
+            "num_experts_per_tok": used,
+            "moe_intermediate_size": hidden,
+            "norm_topk_prob": architecture == "qwen3moe",
+        });
+        if !architecture.starts_with("qwen") {
+            // These families have one size for all.
+            fields["intermediate_size"] = json!(hidden);
+        }
+        if architecture == "qwen2moe" {
+            let [shared, _] = self.matrix("blk.0.ffn_gate_shexp.weight")?;
+            fields["shared_expert_intermediate_size"] = json!(shared);
+        }
+        Ok(Some(fields))
+    }
+
     /// Sizes are those of the first block's tensors, and there are tensors for every block: a graph is built of them.
     fn check_sizes(&self, dim: u64, [queries, keys]: [u64; 2]) -> Result<()> {
         let blocks = self.needed("block_count")?;
@@ -205,7 +262,10 @@ impl Gguf {
             "phi3" => &fused,
             _ => &separate,
         };
-        for &(name, wanted) in projections.iter().chain(&[("blk.0.ffn_down.weight", [dim, hidden])]) {
+        let down = [("blk.0.ffn_down.weight", [dim, hidden])];
+        // Those of experts have been compared already.
+        let down = down.iter().filter(|_| !self.tensors.contains_key(names::EXPERTS[2]));
+        for &(name, wanted) in projections.iter().chain(down) {
             let found = self.matrix(name)?.map(|size| size as u64);
             if found != wanted {
                 return Err(self.damaged(format!("'{name}' is {found:?}, and {wanted:?} by its metadata")));

@@ -7,11 +7,18 @@ pub(super) const EMBEDDING: &str = "token_embd.weight";
 /// The projection to logits, where it is not the table.
 pub(super) const HEAD: &str = "output.weight";
 
+/// The matrices of experts of the first block.
+pub(super) const EXPERTS: [&str; 3] = [
+    "blk.0.ffn_gate_exps.weight",
+    "blk.0.ffn_up_exps.weight",
+    "blk.0.ffn_down_exps.weight",
+];
+
 /// Factors of rotary positions for contexts of two lengths, of which there is one each.
 pub(super) const LONG_FACTORS: &str = "rope_factors_long.weight";
 
 /// Modules of a block, as GGUF and as checkpoints call them.
-const OF_BLOCKS: [(&str, &str); 14] = [
+const OF_BLOCKS: [(&str, &str); 22] = [
     ("attn_norm", "input_layernorm"),
     ("attn_q", "self_attn.q_proj"),
     ("attn_k", "self_attn.k_proj"),
@@ -26,6 +33,14 @@ const OF_BLOCKS: [(&str, &str); 14] = [
     ("post_attention_norm", "post_attention_layernorm"),
     ("post_ffw_norm", "post_feedforward_layernorm"),
     ("attn_qkv", "self_attn.qkv_proj"),
+    ("ffn_gate_inp", "mlp.gate"),
+    ("ffn_gate_exps", "mlp.experts.gate_proj"),
+    ("ffn_up_exps", "mlp.experts.up_proj"),
+    ("ffn_down_exps", "mlp.experts.down_proj"),
+    ("ffn_gate_inp_shexp", "mlp.shared_expert_gate"),
+    ("ffn_gate_shexp", "mlp.shared_expert.gate_proj"),
+    ("ffn_up_shexp", "mlp.shared_expert.up_proj"),
+    ("ffn_down_shexp", "mlp.shared_expert.down_proj"),
 ];
 
 /// Modules that are something else in some architectures.
@@ -71,6 +86,11 @@ pub(super) fn of_checkpoint(architecture: &str, name: &str) -> String {
     known.unwrap_or_else(|| name.to_owned())
 }
 
+/// Whether a tensor is a matrix of one row that files have without its first axis.
+pub(super) fn is_row(name: &str) -> bool {
+    matches!(of_block(name), Some((_, "ffn_gate_inp_shexp", _)))
+}
+
 /// Projections whose rows the files of some architectures have in pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Paired {
@@ -107,6 +127,10 @@ mod tests {
         assert_eq!(
             of_checkpoint("qwen2", "blk.0.attn_k.bias"),
             "model.layers.0.self_attn.k_proj.bias"
+        );
+        assert_eq!(
+            of_checkpoint("qwen2moe", "blk.3.ffn_up_exps.weight"),
+            "model.layers.3.mlp.experts.up_proj.weight"
         );
         assert_eq!(of_checkpoint("llama", "blk.0.ssm_a"), "blk.0.ssm_a");
         assert_eq!(of_checkpoint("llama", "output.weight"), "lm_head.weight");

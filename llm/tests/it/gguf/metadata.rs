@@ -97,10 +97,21 @@ fn models_that_are_not_supported_are_told() {
     let width = |width: i32| with("llama.attention.value_length", INT32, width.to_le_bytes());
     assert_eq!(config(&width(16)).network.heads, 4);
     refused(&width(8), &["values of another width"]);
-    refused(
-        &with_value(&whole, "llama.expert_count", UINT16, &8u16.to_le_bytes()),
-        &["a mixture of experts"],
-    );
+    let experts = with_value(&whole, "llama.expert_count", UINT16, &8u16.to_le_bytes());
+    refused(&experts, &["no positive number 'llama.expert_used_count'"]);
+    let experts = with_value(&experts, "llama.expert_used_count", UINT16, &2u16.to_le_bytes());
+    refused(&experts, &["no matrices of experts 'blk.0.ffn_gate_exps.weight'"]);
+    // More of them than there are tensors for.
+    let whole = fixture("mixtral_q8_0");
+    let experts = with_value(&whole, "llama.expert_count", UINT16, &8u16.to_le_bytes());
+    refused(&experts, &["blk.0.ffn_gate_exps.weight", "[4, 32, 64]", "[8, 32, 64]"]);
+    let experts = with_value(&whole, "llama.expert_used_count", UINT16, &5u16.to_le_bytes());
+    refused(&experts, &["experts_per_token is 5"]);
+    let scale = with_value(&whole, "llama.expert_weights_scale", FLOAT, &2.5f32.to_le_bytes());
+    refused(&scale, &["another choice of experts"]);
+    let whole = fixture("qwen3_q4_0");
+    let experts = with_value(&whole, "qwen3.expert_count", UINT16, &8u16.to_le_bytes());
+    refused(&experts, &["a mixture of experts of the architecture 'qwen3'"]);
 }
 
 #[test]

@@ -18,7 +18,7 @@ use meganeura_nn::models::StorageMap;
 use safetensors::SafeTensors;
 use serde_json::Value;
 
-const FILES: [&str; 17] = [
+const FILES: [&str; 21] = [
     "llama_f32",
     "llama_f16",
     "llama_bf16",
@@ -36,6 +36,10 @@ const FILES: [&str; 17] = [
     "gemma3_q8_0",
     "phi3_q8_0",
     "olmo2_q8_0",
+    "qwen3moe_q4_0",
+    "qwen2moe_q8_0",
+    "olmoe_q8_0",
+    "mixtral_q8_0",
 ];
 /// Of the largest logit, where the numbers of a file are kept.
 const TOLERANCE: f32 = 1e-4;
@@ -116,6 +120,10 @@ fn numbers_of_files_stay_as_they_are() {
         ("gemma3_q8_0", WeightStorage::Q8, TOLERANCE),
         ("phi3_q8_0", WeightStorage::Q8, TOLERANCE),
         ("olmo2_q8_0", WeightStorage::Q8, TOLERANCE),
+        ("qwen3moe_q4_0", WeightStorage::Q4, TOLERANCE),
+        ("qwen2moe_q8_0", WeightStorage::Q8, TOLERANCE),
+        ("olmoe_q8_0", WeightStorage::Q8, TOLERANCE),
+        ("mixtral_q8_0", WeightStorage::Q8, TOLERANCE),
     ] {
         let checkpoint = Checkpoint::open(&path(name)).expect("weights");
         assert_eq!(checkpoint.usual_storage(), StorageMap::all(storage), "{name}");
