@@ -5,7 +5,7 @@ use meganeura_core::backend::KernelDesc;
 use super::decompose::{check_count, compile_decomposed};
 use super::kernel::{CompileCx, Compiled, CustomKernel};
 use super::scalar::DTYPES;
-use super::{attention, cache, custom, standalone};
+use super::{attention, cache, custom, experts, standalone};
 
 /// Compiles a dispatch.
 ///
@@ -18,7 +18,13 @@ pub fn compile(cx: &CompileCx) -> Result<Compiled, String> {
         }
         check_count(ty)?;
     }
-    for special in [custom::compile, standalone::compile, attention::compile, cache::compile] {
+    for special in [
+        custom::compile,
+        standalone::compile,
+        experts::compile,
+        attention::compile,
+        cache::compile,
+    ] {
         if let Some(compiled) = special(cx)? {
             return Ok(compiled);
         }

@@ -30,6 +30,10 @@ files! {
     ATTENTION_FORWARD_COOP "attention_forward_coop";
     CACHE_WRITE "cache_write";
     CUMSUM "cumsum";
+    EXPERT_MATMUL_ROWS "expert_matmul_rows";
+    EXPERT_MATMUL_TILED "expert_matmul_tiled";
+    EXPERT_SORT "expert_sort";
+    EXPERT_WEIGHT_GRAD "expert_weight_grad";
     MATMUL_COOP "matmul_coop";
     MATMUL_DIRECT "matmul_direct";
     MATMUL_ROWS "matmul_rows";

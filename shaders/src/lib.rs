@@ -26,6 +26,7 @@ mod decompose;
 mod efficiency;
 mod emit;
 mod epilogue;
+mod experts;
 mod families;
 mod files;
 mod fold;

@@ -199,6 +199,74 @@ fn layers(family: &str, count: usize, more: &str) -> (Vec<usize>, Vec<usize>, Op
 }
 
 #[test]
+fn experts() {
+    let parse = |family: &str, more: &str| {
+        let text = format!(
+            r#"{{"model_type": "{family}", "vocab_size": 10, "hidden_size": 32, "intermediate_size": 9,
+            "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2{more}}}"#
+        );
+        ModelConfig::parse(&text, Path::new("config.json"))
+    };
+    let moe = |family: &str, more: &str| parse(family, more).expect("a model").network.moe.expect("experts");
+    for (family, experts, per_token, hidden, normalize, shared) in [
+        ("qwen3_moe", 128, 8, 768, false, None),
+        ("qwen2_moe", 60, 4, 1408, false, Some(5632)),
+        ("olmoe", 64, 8, 9, false, None),
+        ("mixtral", 8, 2, 9, true, None),
+    ] {
+        let found = moe(family, "");
+        let of = (
+            found.experts,
+            found.experts_per_token,
+            found.hidden,
+            found.normalize,
+            found.shared_hidden,
+        );
+        assert_eq!(of, (experts, per_token, hidden, normalize, shared), "{family}");
+        assert!(found.dense_layers.is_empty(), "{family}");
+    }
+    let dense = |more: &str| {
+        let set = moe("qwen3_moe", more).dense_layers;
+        (0..4).filter(|&layer| set.contains(layer)).collect::<Vec<_>>()
+    };
+    assert_eq!(dense(r#", "mlp_only_layers": [1, 9]"#), [1]);
+    assert_eq!(dense(r#", "decoder_sparse_step": 2"#), [0, 2]);
+    assert_eq!(
+        moe("olmoe", r#", "num_experts": 3, "num_experts_per_tok": 2"#).experts,
+        3
+    );
+    assert_eq!(moe("mixtral", r#", "num_local_experts": 5"#).experts, 5);
+    // Others have none, whatever they say.
+    assert_eq!(
+        parse("qwen3", r#", "num_experts": 8"#).expect("a model").network.moe,
+        None
+    );
+    for (family, more, said) in [
+        (
+            "qwen3_moe",
+            r#", "num_experts": 4"#,
+            "moe.experts_per_token is 8, and moe.experts 4",
+        ),
+        ("qwen3_moe", r#", "decoder_sparse_step": 0"#, "decoder_sparse_step is 0"),
+        (
+            "qwen2_moe",
+            r#", "moe_intermediate_size": 0"#,
+            "moe_intermediate_size is 0",
+        ),
+        (
+            "qwen2_moe",
+            r#", "shared_expert_intermediate_size": 0"#,
+            "shared_expert_intermediate_size is 0",
+        ),
+        ("olmoe", r#", "clip_qkv": 8.0"#, "clip_qkv"),
+        ("mixtral", r#", "num_experts_per_tok": 0"#, "num_experts_per_tok is 0"),
+    ] {
+        let text = parse(family, more).expect_err("refused").to_string();
+        assert!(text.contains(said), "{family}: {text}");
+    }
+}
+
+#[test]
 fn layers_that_differ() {
     let none = Vec::new;
     assert_eq!(layers("gemma2", 5, ""), (vec![1, 3], none(), Some(4096)));

@@ -163,7 +163,7 @@ fn greedy_continuations_are_those_of_transformers() {
 
 #[test]
 fn sequences_together_are_as_alone() {
-    for model in ["llama", "mistral", "qwen3"] {
+    for model in ["llama", "mistral", "qwen3", "qwen2_moe", "mixtral"] {
         let wanted = [alone(model), alone(model)].concat();
         for (sequences, step_tokens, prefix_cache) in [(1, 1, true), (3, 5, true), (8, 24, false), (8, 64, true)] {
             let options = EngineOptions {

@@ -114,7 +114,7 @@ fn what_is_saved_is_what_was_loaded() {
 
 #[test]
 fn a_trained_model_is_saved_and_opened() {
-    for model in ["gemma2", "gemma3", "phi3", "smollm3", "olmo2"] {
+    for model in ["gemma2", "gemma3", "phi3", "smollm3", "olmo2", "qwen2_moe", "mixtral"] {
         let prompt = ids(&expected(model)["prompt_ids"]);
         let config = ModelConfig::open(&folder(model)).expect("a configuration");
         let mut session = training(model, None);

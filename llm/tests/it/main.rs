@@ -3,6 +3,7 @@
 mod bad_input;
 mod embeddings;
 mod engine;
+mod experts;
 mod families;
 mod finetuning;
 mod gguf;

@@ -407,6 +407,11 @@ fn others() -> Vec<(&'static str, Call)> {
         let attrs = Attrs::new().with("axis", 0i64).with("rows", 50i64);
         Call::new("core.scatter_add", attrs, &[&[rows], &[rows, 3]]).indices(&[0])
     };
+    let experts = |rows: usize, transpose_b: bool| {
+        let weight: [usize; 3] = if transpose_b { [6, 20, 36] } else { [6, 36, 20] };
+        let attrs = Attrs::new().with("transpose_b", transpose_b);
+        Call::new("core.expert_matmul", attrs, &[&[rows, 36], &[rows], &weight]).indices(&[1])
+    };
     vec![
         ("cache-write", Call::sample("core.cache_write").over(1)),
         ("rope-cache-write", Call::sample("core.rope_cache_write").over(1)),
@@ -425,5 +430,12 @@ fn others() -> Vec<(&'static str, Call)> {
         ("few-rows", scatter(32)),
         ("many-rows", scatter(33)),
         ("put", Call::sample("core.put_along_axis")),
+        ("few-expert-rows", experts(8, true)),
+        ("many-expert-rows", experts(200, true)),
+        ("many-expert-rows-transposed", experts(200, false)),
+        ("expert-weight-grad", {
+            let attrs = Attrs::new().with("experts", 6i64);
+            Call::new("core.expert_matmul_weight_grad", attrs, &[&[40, 20], &[40], &[40, 36]]).indices(&[1])
+        }),
     ]
 }

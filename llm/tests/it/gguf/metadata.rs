@@ -103,9 +103,9 @@ fn models_that_are_not_supported_are_told() {
     refused(&experts, &["no matrices of experts 'blk.0.ffn_gate_exps.weight'"]);
     // More of them than there are tensors for.
     let whole = fixture("mixtral_q8_0");
-    let experts = with_value(&whole, "llama.expert_count", UINT16, &8u16.to_le_bytes());
+    let experts = with_count(&whole, "llama.expert_count", 8);
     refused(&experts, &["blk.0.ffn_gate_exps.weight", "[4, 32, 64]", "[8, 32, 64]"]);
-    let experts = with_value(&whole, "llama.expert_used_count", UINT16, &5u16.to_le_bytes());
+    let experts = with_count(&whole, "llama.expert_used_count", 5);
     refused(&experts, &["experts_per_token is 5"]);
     let scale = with_value(&whole, "llama.expert_weights_scale", FLOAT, &2.5f32.to_le_bytes());
     refused(&scale, &["another choice of experts"]);

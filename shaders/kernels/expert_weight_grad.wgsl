@@ -1,0 +1,89 @@
+// Sums of the products of two rows over the rows of each expert: out[expert, N, K], by tiles in shared memory, of rows in the
+// order of experts (expert_sort.wgsl). A workgroup computes 32 rows of 64 columns of a matrix, each thread two rows of four
+// columns.
+//
+// Twin in the oracle: core/src/ops/expert_matmul.rs.
+
+const N: u32 = 64u;
+const K: u32 = 64u;
+const THREADS: u32 = 256u;
+
+const TILE_ROWS: u32 = 32u;
+const TILE_COLUMNS: u32 = 64u;
+const STEP: u32 = 16u;
+const ACROSS: u32 = (K + TILE_COLUMNS - 1u) / TILE_COLUMNS;
+const DOWN: u32 = (N + TILE_ROWS - 1u) / TILE_ROWS;
+
+var<storage, read> a: array<f32>;
+var<storage, read> b: array<f32>;
+var<storage, read> starts: array<u32>;
+var<storage, read> order: array<u32>;
+var<storage, read_write> out: array<f32>;
+
+var<workgroup> shared_a: array<f32, TILE_ROWS * STEP>;
+var<workgroup> shared_b: array<f32, TILE_COLUMNS * STEP>;
+
+fn load_a(at: u32) -> f32 {
+    return a[at];
+}
+
+fn load_b(at: u32) -> f32 {
+    return b[at];
+}
+
+fn store(i: u32, value: f32) {
+    out[i] = value;
+}
+
+@compute @workgroup_size(THREADS)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    let group_number = group.x;
+    let first_column = group_number % ACROSS * TILE_COLUMNS;
+    let first_row = group_number / ACROSS % DOWN * TILE_ROWS;
+    let expert = group_number / (ACROSS * DOWN);
+    let end = starts[expert + 1u];
+    let own_row = local / 16u * 2u;
+    let own_column = local % 16u * 4u;
+    var sum_0 = vec4<f32>();
+    var sum_1 = vec4<f32>();
+    for (var first = starts[expert]; first < end; first += STEP) {
+        for (var at = local; at < TILE_ROWS * STEP; at += THREADS) {
+            let line = first_row + at % TILE_ROWS;
+            let place = first + at / TILE_ROWS;
+            var value = 0.0;
+            if (place < end && line < N) {
+                value = load_a(order[place] * N + line);
+            }
+            shared_a[at] = value;
+        }
+        for (var at = local; at < TILE_COLUMNS * STEP; at += THREADS) {
+            let line = first_column + at % TILE_COLUMNS;
+            let place = first + at / TILE_COLUMNS;
+            var value = 0.0;
+            if (place < end && line < K) {
+                value = load_b(order[place] * K + line);
+            }
+            shared_b[at] = value;
+        }
+        workgroupBarrier();
+        for (var step = 0u; step < STEP; step += 1u) {
+            let at = step * TILE_COLUMNS + own_column;
+            let columns = vec4<f32>(shared_b[at], shared_b[at + 1u], shared_b[at + 2u], shared_b[at + 3u]);
+            sum_0 = fma(vec4<f32>(shared_a[step * TILE_ROWS + own_row]), columns, sum_0);
+            sum_1 = fma(vec4<f32>(shared_a[step * TILE_ROWS + own_row + 1u]), columns, sum_1);
+        }
+        workgroupBarrier();
+    }
+    for (var column = 0u; column < 4u; column += 1u) {
+        let line = first_row + own_row;
+        let to = (expert * N + line) * K + first_column + own_column + column;
+        if (first_column + own_column + column < K) {
+            if (line < N) {
+                store(to, sum_0[column]);
+            }
+            if (line + 1u < N) {
+                store(to + K, sum_1[column]);
+            }
+        }
+    }
+}
