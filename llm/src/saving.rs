@@ -292,7 +292,7 @@ fn config_of(model: &LlamaConfig, context: usize, stop: Option<u32>) -> Result<V
     };
     if *model != plain {
         return Err(Error::misuse(
-            "a model with scaled positions, a window, norms, factors, an activation or biases that llama has not is not of \
+            "a model with scaled positions, a window, norms, factors, experts, an activation or biases that llama has not is not of \
              the type llama",
             "copy the config.json that it came from",
         ));

@@ -104,15 +104,15 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         // @if B_ALONG_K
         //#     let line = at / STEP;
         //#     let part = at % STEP;
-        //#     let from = (expert * N + first_column + line) * K + first + part;
+        //#     let source = (expert * N + first_column + line) * K + first + part;
         // @else
         //#     let line = at % TILE_COLUMNS;
         //#     let part = at / TILE_COLUMNS;
-        //#     let from = (expert * K + first + part) * N + first_column + line;
+        //#     let source = (expert * K + first + part) * N + first_column + line;
         // @end
         //#     var value = 0.0;
         //#     if (first_column + line < N && first + part < K) {
-        //#         value = load_b(from);
+        //#         value = load_b(source);
         //#     }
         //#     shared_b[part * TILE_COLUMNS + line] = value;
         //# }
@@ -126,13 +126,15 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         }
         workgroupBarrier();
     }
-    for (var column = 0u; column < 4u; column += 1u) {
-        let to = first_column + own_column + column;
-        if (own_row < count && to < N) {
-            store(order[place + own_row] * N + to, sum_0[column]);
+    // @repeat q < 4
+    if (first_column + own_column + q < N) {
+        let to = first_column + own_column + q;
+        if (own_row < count) {
+            store(order[place + own_row] * N + to, sum_0[q]);
         }
-        if (own_row + 1u < count && to < N) {
-            store(order[place + own_row + 1u] * N + to, sum_1[column]);
+        if (own_row + 1u < count) {
+            store(order[place + own_row + 1u] * N + to, sum_1[q]);
         }
     }
+    // @end
 }

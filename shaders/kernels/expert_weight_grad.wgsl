@@ -14,6 +14,9 @@ const STEP: u32 = 16u;
 const ACROSS: u32 = (K + TILE_COLUMNS - 1u) / TILE_COLUMNS;
 const DOWN: u32 = (N + TILE_ROWS - 1u) / TILE_ROWS;
 
+// Index of repeats.
+const q: u32 = 0u;
+
 var<storage, read> a: array<f32>;
 var<storage, read> b: array<f32>;
 var<storage, read> starts: array<u32>;
@@ -74,16 +77,16 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         }
         workgroupBarrier();
     }
-    for (var column = 0u; column < 4u; column += 1u) {
-        let line = first_row + own_row;
-        let to = (expert * N + line) * K + first_column + own_column + column;
-        if (first_column + own_column + column < K) {
-            if (line < N) {
-                store(to, sum_0[column]);
-            }
-            if (line + 1u < N) {
-                store(to + K, sum_1[column]);
-            }
+    let line = first_row + own_row;
+    let to = (expert * N + line) * K + first_column + own_column;
+    // @repeat q < 4
+    if (first_column + own_column + q < K) {
+        if (line < N) {
+            store(to + q, sum_0[q]);
+        }
+        if (line + 1u < N) {
+            store(to + q + K, sum_1[q]);
         }
     }
+    // @end
 }

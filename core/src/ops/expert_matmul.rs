@@ -258,7 +258,8 @@ impl Operator for ExpertMatMul {
             (vec![], 3, 4, 2),
             // Experts without rows, and one with all.
             (vec![9], 40, 6, 35),
-            (vec![65], 1, 18, 21),
+            // More rows of one expert than are multiplied at a time.
+            (vec![140], 1, 18, 21),
             (vec![150], 3, 70, 65),
             varied,
         ];
@@ -372,6 +373,7 @@ impl Operator for ExpertMatMulWeightGrad {
             (vec![2, 3], 2, 33, 16),
             (vec![], 3, 4, 2),
             (vec![9], 40, 6, 35),
+            (vec![140], 1, 10, 9),
             (vec![150], 3, 70, 65),
             varied,
         ];
@@ -453,6 +455,7 @@ impl Operator for QuantizedExpertMatMul {
             (vec![2, 3], 4, 5, 2),
             (vec![8], 20, 32, 9),
             (vec![70], 2, 33, 3),
+            (vec![140], 1, 5, 1),
             varied,
         ];
         for (rows, experts, n, blocks) in shapes {

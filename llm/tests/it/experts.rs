@@ -3,14 +3,17 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use meganeura_core::Result;
+use meganeura_compiler::build::Builder;
 use meganeura_core::ops::graph_flops;
-use meganeura_llm::{Checkpoint, ModelConfig};
-use meganeura_nn::models::{LlamaConfig, LogitsOf, MoeConfig};
+use meganeura_core::random::SplitMix64;
+use meganeura_core::{Adam, Result};
+use meganeura_llm::{Checkpoint, ModelConfig, WeightStorage};
+use meganeura_nn::layers::{LoraConfig, LoraTargets};
+use meganeura_nn::models::{LlamaConfig, LogitsOf, MoeConfig, TARGETS, TOKENS, language_model};
 use safetensors::tensor::{Dtype, TensorView};
 use safetensors::{SafeTensors, serialize};
 
-use crate::transformers::folder;
+use crate::transformers::{device, expected, folder, ids};
 
 type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
 
@@ -116,4 +119,50 @@ fn experts_that_no_row_has_are_not_computed() {
     let matrices = 3 * 2 * 4 * 128 * 64 * 2;
     assert!(many - few < matrices / 2, "{few} {many}");
     assert!(more - few >= 2 * matrices, "{few} {more}");
+}
+
+/// Gradients go through experts in few bits, which are not trained, to adapters in front of them.
+#[test]
+fn adapters_beside_packed_experts_are_trained() {
+    for (model, weights) in [("qwen2_moe", WeightStorage::Q8), ("mixtral", WeightStorage::Q4)] {
+        let prompt = ids(&expected(model)["prompt_ids"]);
+        let config = ModelConfig::open(&folder(model)).expect("a configuration");
+        let lora = LoraConfig {
+            targets: LoraTargets::ALL,
+            ..LoraConfig::new(2)
+        };
+        let network = LlamaConfig {
+            lora: Some(lora),
+            weights: weights.into(),
+            ..config.network
+        };
+        let rows = prompt.len() - 1;
+        let graph = language_model(1, rows, |g, tokens| network.build(g, "").forward(g, tokens));
+        let (mut session, _) = Builder::on(device()).build(&graph).expect("a session");
+        let checkpoint = Checkpoint::open(&folder(model)).expect("weights");
+        checkpoint.load_into(&mut session).expect("they fit");
+        let mut rng = SplitMix64::new(3);
+        for view in session.plan().parameters() {
+            if view.name.contains(".lora_A") {
+                let values: Vec<f32> = (0..view.ty.numel()).map(|_| rng.unit() as f32 - 0.5).collect();
+                session.set_parameter(&view.name, &values);
+            }
+        }
+        // Of the attention, and of the expert that all tokens have, if there is one.
+        let modules = 4 + network.moe.and_then(|moe| moe.shared_hidden).map_or(0, |_| 3);
+        assert_eq!(
+            session.plan().gradients().len(),
+            2 * modules * network.layers,
+            "{model}"
+        );
+        session.set_optimizer(Adam::adamw(1e-2, 0.0));
+        session.set_input_u32(TOKENS, &prompt[..rows]);
+        session.set_input_u32(TARGETS, &prompt[1..]);
+        let mut losses = Vec::new();
+        for _ in 0..8 {
+            session.step();
+            losses.push(session.read_loss());
+        }
+        assert!(losses[7] < 0.9 * losses[0], "{model}: {losses:?}");
+    }
 }

@@ -5,7 +5,7 @@ use meganeura_nn::layers::{
     BatchNormConfig, Conv2d, Conv2dConfig, Embedding, LayerNormConfig, Linear, LinearConfig, LoraConfig,
     RecurrentConfig, RmsNorm, RnnActivation, SelfAttentionConfig,
 };
-use meganeura_nn::models::{CnnConfig, LlamaConfig, MlpConfig, VitConfig};
+use meganeura_nn::models::{CnnConfig, LayerSet, LlamaConfig, MlpConfig, MoeConfig, VitConfig};
 
 /// The first error of a graph: what a build says.
 fn first_error(build: impl FnOnce(&mut Graph)) -> String {
@@ -26,7 +26,20 @@ fn is_here(error: &str, line: u32) {
 
 #[test]
 fn a_language_model_of_wrong_sizes_names_its_fields() {
-    let cases: [(LlamaConfig, &[&str]); 8] = [
+    let with_experts = |experts: usize, experts_per_token: usize| LlamaConfig {
+        moe: Some(MoeConfig {
+            experts,
+            experts_per_token,
+            hidden: 16,
+            normalize: true,
+            shared_hidden: None,
+            dense_layers: LayerSet::NONE,
+        }),
+        ..LlamaConfig::small(17)
+    };
+    let cases: [(LlamaConfig, &[&str]); 10] = [
+        (with_experts(4, 5), &["moe.experts_per_token is 5", "moe.experts 4"]),
+        (with_experts(0, 0), &["moe.experts is 0", "at least 1"]),
         (
             LlamaConfig {
                 dim: 30,

@@ -7,6 +7,7 @@ mod case;
 mod common;
 mod conformance;
 mod contexts;
+mod experts;
 mod faults;
 mod kernels;
 mod profiling;

@@ -7,6 +7,8 @@ mod case;
 mod common;
 #[path = "../../../blade/tests/it/conformance.rs"]
 mod conformance;
+#[path = "../../../blade/tests/it/experts.rs"]
+mod experts;
 #[path = "../../../blade/tests/it/faults.rs"]
 mod faults;
 #[path = "../../../blade/tests/it/kernels.rs"]
