@@ -1,0 +1,136 @@
+var<storage, read> b1: array<vec4<f32>>;
+var<storage, read> b2: array<f32>;
+var<storage, read_write> b3: array<f32>;
+var<storage, read> starts: array<u32>;
+var<storage, read> order: array<u32>;
+// Rows by the matrix of their expert, by tiles in shared memory: rows in the order of experts (expert_sort.wgsl) are cut into
+// tiles of one expert each. There are more workgroups than tiles, as nobody knows how many tiles there are before.
+//
+// A workgroup computes TILE_ROWS rows of 64 columns, each thread two rows of four columns.
+//
+// Twin in the oracle: core/src/ops/expert_matmul.rs.
+const EXPERTS: u32 = 6u;
+const N: u32 = 20u;
+const K: u32 = 36u;
+const THREADS: u32 = 256u;
+const TILE_ROWS: u32 = 32u;
+const TILE_COLUMNS: u32 = 64u;
+const STEP: u32 = 16u;
+const ACROSS: u32 = 1u;
+var<workgroup> shared_a: array<f32, TILE_ROWS * STEP>;
+var<workgroup> shared_b: array<f32, TILE_COLUMNS * STEP>;
+fn load_a(at: u32) -> f32 {
+    return b2[at];
+}
+// Four elements from one on whose number is a multiple of four.
+fn load_b_vector(at: u32) -> vec4<f32> {
+    return b1[at / 4u];
+}
+fn store(i: u32, value: f32) {
+    b3[i] = value;
+}
+@compute @workgroup_size(THREADS)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    let group_number = group.x;
+    let first_column = group_number % ACROSS * TILE_COLUMNS;
+    // The expert with this tile, and the places of its rows.
+    var tile = group_number / ACROSS;
+    var expert = 0u;
+    var place = 0u;
+    var end = 0u;
+    for (var e = 0u; e < EXPERTS; e += 1u) {
+        let start = starts[e];
+        let behind = starts[e + 1u];
+        let tiles = (behind - start + TILE_ROWS - 1u) / TILE_ROWS;
+        if (tile < tiles && end == 0u) {
+            expert = e;
+            place = start + tile * TILE_ROWS;
+            end = behind;
+        }
+        tile -= min(tile, tiles);
+    }
+    let count = select(0u, min(end - place, TILE_ROWS), end > 0u);
+    let own_row = local / 16u * 2u;
+    let own_column = local % 16u * 4u;
+    var sum_0 = vec4<f32>();
+    var sum_1 = vec4<f32>();
+    let length = select(0u, K, count > 0u);
+    for (var first = 0u; first < length; first += STEP) {
+        {
+            let at = local + 0u * THREADS;
+            let row = at / STEP;
+            let k = first + at % STEP;
+            var value = 0.0;
+            if (row < count && k < K) {
+                value = load_a(order[place + row] * K + k);
+            }
+            shared_a[at % STEP * TILE_ROWS + row] = value;
+        }
+        {
+            let at = local + 1u * THREADS;
+            let row = at / STEP;
+            let k = first + at % STEP;
+            var value = 0.0;
+            if (row < count && k < K) {
+                value = load_a(order[place + row] * K + k);
+            }
+            shared_a[at % STEP * TILE_ROWS + row] = value;
+        }
+        {
+            let column = first_column + local / 4u;
+            let part = local % 4u * 4u;
+            var values = vec4<f32>();
+            if (column < N && first + part < K) {
+                values = load_b_vector((expert * N + column) * K + first + part);
+            }
+            shared_b[part * TILE_COLUMNS + local / 4u] = values.x;
+            shared_b[(part + 1u) * TILE_COLUMNS + local / 4u] = values.y;
+            shared_b[(part + 2u) * TILE_COLUMNS + local / 4u] = values.z;
+            shared_b[(part + 3u) * TILE_COLUMNS + local / 4u] = values.w;
+        }
+        workgroupBarrier();
+        for (var k = 0u; k < STEP; k += 1u) {
+            let at = k * TILE_COLUMNS + own_column;
+            let columns = vec4<f32>(shared_b[at], shared_b[at + 1u], shared_b[at + 2u], shared_b[at + 3u]);
+            sum_0 = fma(vec4<f32>(shared_a[k * TILE_ROWS + own_row]), columns, sum_0);
+            sum_1 = fma(vec4<f32>(shared_a[k * TILE_ROWS + own_row + 1u]), columns, sum_1);
+        }
+        workgroupBarrier();
+    }
+    if (first_column + own_column + 0u < N) {
+        let to = first_column + own_column + 0u;
+        if (own_row < count) {
+            store(order[place + own_row] * N + to, sum_0[0u]);
+        }
+        if (own_row + 1u < count) {
+            store(order[place + own_row + 1u] * N + to, sum_1[0u]);
+        }
+    }
+    if (first_column + own_column + 1u < N) {
+        let to = first_column + own_column + 1u;
+        if (own_row < count) {
+            store(order[place + own_row] * N + to, sum_0[1u]);
+        }
+        if (own_row + 1u < count) {
+            store(order[place + own_row + 1u] * N + to, sum_1[1u]);
+        }
+    }
+    if (first_column + own_column + 2u < N) {
+        let to = first_column + own_column + 2u;
+        if (own_row < count) {
+            store(order[place + own_row] * N + to, sum_0[2u]);
+        }
+        if (own_row + 1u < count) {
+            store(order[place + own_row + 1u] * N + to, sum_1[2u]);
+        }
+    }
+    if (first_column + own_column + 3u < N) {
+        let to = first_column + own_column + 3u;
+        if (own_row < count) {
+            store(order[place + own_row] * N + to, sum_0[3u]);
+        }
+        if (own_row + 1u < count) {
+            store(order[place + own_row + 1u] * N + to, sum_1[3u]);
+        }
+    }
+}
