@@ -466,7 +466,12 @@ impl Operator for QuantizedExpertMatMul {
             for format in BlockFormat::ALL {
                 let [words, scales] = packed(&[experts, n, blocks], format);
                 let inputs = vec![x.clone(), indices.clone(), words, scales];
-                samples.push(Sample::new(format!("{label} of {format:?}"), inputs, Attrs::new()));
+                samples.push(Sample {
+                    // A row that is alone may be rounded to integers: the error is one of its numbers, not of a result in which
+                    // they cancel out.
+                    tolerance: 5e-5,
+                    ..Sample::new(format!("{label} of {format:?}"), inputs, Attrs::new())
+                });
             }
             for dtype in [DType::F16, DType::BF16] {
                 let weight = SampleInput::filled(dtype, &[experts, n, k], Fill::Below(200));
