@@ -46,7 +46,9 @@ pub use decode::{
     BLOCK_TABLE, KV_POS, LOGITS_ROW, LogitsOf, POSITIONS, PagedCache, SEEDS, SLOTS, TEMPERATURES, kv_cache_names,
 };
 pub use efficientnet::{EfficientNet, EfficientNetConfig};
-pub use llama::{LayerSet, Llama, LlamaBlock, LlamaConfig, NormPlacement, StorageMap, TARGETS, TOKENS, language_model};
+pub use llama::{
+    CacheType, LayerSet, Llama, LlamaBlock, LlamaConfig, NormPlacement, StorageMap, TARGETS, TOKENS, language_model,
+};
 pub use mlp::{Mlp, MlpConfig};
 pub use mobilenet::{MobileNet, MobileNetConfig};
 pub use preset::{PRESETS, Preset, preset};

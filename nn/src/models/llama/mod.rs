@@ -1,10 +1,12 @@
 //! Decoder-only language models of the Llama family.
 
 mod block;
+mod cache;
 mod config;
 mod storage;
 
 pub use block::LlamaBlock;
+pub use cache::CacheType;
 pub use config::{LayerSet, LlamaConfig, NormPlacement};
 pub use storage::StorageMap;
 
