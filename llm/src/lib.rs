@@ -57,5 +57,6 @@ pub use embedder::{Embedder, EmbedderOptions, EncoderConfig, Pooling, TextEncode
 pub use engine::{Engine, EngineOptions};
 pub use generator::{Generation, Generator, GeneratorOptions, Request, Speed};
 pub use meganeura_nn::layers::WeightStorage;
+pub use meganeura_nn::models::CacheType;
 pub use sampling::{Sampler, Sampling};
 pub use tokenizer::{TextStream, Tokenizer};

@@ -9,7 +9,7 @@ use meganeura_compiler::build::Builder;
 use meganeura_compiler::rewrite::RewriteConfig;
 use meganeura_core::backend::Device;
 use meganeura_core::{Error, ExecutionPlan, Graph, Result, Session};
-use meganeura_nn::models::LlamaConfig;
+use meganeura_nn::models::{CacheType, LlamaConfig};
 
 /// What a step computes: a plan of its own.
 pub(crate) trait StepShape: Copy + Eq + Hash + std::fmt::Debug {
@@ -28,7 +28,11 @@ pub(crate) trait StepShape: Copy + Eq + Hash + std::fmt::Debug {
 
 /// Name of the file of a step of decoding.
 pub(crate) fn decoding_file(step: &str, network: &LlamaConfig) -> String {
-    format!("decode-{step}-{}", network.weights.name())
+    let weights = network.weights.name();
+    match network.cache_type {
+        CacheType::F32 => format!("decode-{step}-{weights}"),
+        cache => format!("decode-{step}-{weights}-cache-{}", cache.name()),
+    }
 }
 
 /// A session that makes steps of some shapes, which share weights and caches.

@@ -178,10 +178,11 @@ impl ServerOptions {
 
     /// A model that embeds texts. Its steps are made ready now, so that no request has to wait for that.
     fn open_encoder(&self) -> Result<Opened> {
-        if self.engine.adapters.is_some() || self.engine.weights.is_some() {
+        let (usual, own) = (EngineOptions::default(), &self.engine);
+        if own.adapters.is_some() || own.weights.is_some() || own.cache_type != usual.cache_type {
             return Err(Error::misuse(
-                "an encoder with adapters, or weights stored in fewer bits",
-                "leave these options out: encoders have their own weights in f32",
+                "an encoder with adapters, or weights or caches stored in fewer bits",
+                "leave these options out: encoders have their own weights in f32, and no cache",
             ));
         }
         let mut embedder = Embedder::open(&self.model, self.embedder.clone())?;

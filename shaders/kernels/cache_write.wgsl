@@ -1,9 +1,10 @@
 // Writes new rows of a key-value cache in place: [SEQUENCES, CAPACITY, WIDTH] from the row on that the position of each sequence
-// names. A thread for each element of the new rows. A position beyond the cache is reported, and nothing is written.
+// names. A thread for each element of the new rows, or for two of a cache of half precision. A position beyond the cache is reported, and nothing is written.
 //
 // Twin in the oracle: core/src/ops/cache_write.rs.
 
-const COUNT: u32 = 576u; // elements of the new rows of all sequences
+const COUNT: u32 = 576u; // threads: elements of the new rows of all sequences, or pairs of them
+const PAIRS: bool = false; // whether the cache is of half precision, with two neighbours of a row in each word
 const ROWS: u32 = 1u; // new rows of a sequence
 const CAPACITY: u32 = 512u;
 const WIDTH: u32 = 576u;
@@ -27,6 +28,12 @@ fn store(at: u32, value: f32) {
     cache[at] = value;
 }
 
+// Two neighbours, of which the first has an even number.
+fn store_pair(at: u32, first: f32, second: f32) {
+    cache[at] = first;
+    cache[at + 1u] = second;
+}
+
 // lib/fault.wgsl
 fn checked_index(i: u32, rows: u32) -> u32 {
     return min(i, rows - 1u);
@@ -35,16 +42,25 @@ fn checked_index(i: u32, rows: u32) -> u32 {
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let group_number = group.x;
-    let i = group_number * THREADS + local;
-    if (i >= COUNT) {
+    let thread = group_number * THREADS + local;
+    if (thread >= COUNT) {
         return;
     }
+    // @if PAIRS
+    let i = 2u * thread;
+    // @else
+    let i = thread;
+    // @end
     let sequence = i / (ROWS * WIDTH);
     let given = load_position(sequence);
     let position = checked_index(given, POSITIONS);
     if (given != position) {
         return;
     }
-    let value = new_element(i);
-    store((sequence * CAPACITY + position) * WIDTH + i % (ROWS * WIDTH), value);
+    let at = (sequence * CAPACITY + position) * WIDTH + i % (ROWS * WIDTH);
+    // @if PAIRS
+    store_pair(at, new_element(i), new_element(i + 1u));
+    // @else
+    store(at, new_element(i));
+    // @end
 }

@@ -7,6 +7,7 @@
 const ROWS: u32 = 8u;
 const WIDTH: u32 = 192u;
 const SLOTS: u32 = 1024u; // rows of all blocks
+const PAIRS: bool = false; // whether the cache is of half precision, with two neighbours of a row in each word
 const THREADS: u32 = 256u;
 
 var<storage, read> rows: array<f32>;
@@ -23,6 +24,12 @@ fn load_new(i: u32) -> f32 {
 
 fn store(at: u32, value: f32) {
     cache[at] = value;
+}
+
+// Two neighbours, of which the first has an even number.
+fn store_pair(at: u32, first: f32, second: f32) {
+    cache[at] = first;
+    cache[at + 1u] = second;
 }
 
 // lib/fault.wgsl
@@ -52,7 +59,14 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     if (given != slot || slot >= SLOTS || atomicLoad(&is_replaced) != 0u) {
         return;
     }
+    // @if PAIRS
+    for (var column = 2u * local; column < WIDTH; column += 2u * THREADS) {
+        let from = row * WIDTH + column;
+        store_pair(slot * WIDTH + column, load_new(from), load_new(from + 1u));
+    }
+    // @else
     for (var column = local; column < WIDTH; column += THREADS) {
         store(slot * WIDTH + column, load_new(row * WIDTH + column));
     }
+    // @end
 }

@@ -4,7 +4,7 @@ var<storage, read_write> fault: array<atomic<u32>>;
 var<uniform> reporter: u32;
 var<storage, read_write> b2: array<f32>;
 // Writes new rows of a key-value cache in place: [SEQUENCES, CAPACITY, WIDTH] from the row on that the position of each sequence
-// names. A thread for each element of the new rows. A position beyond the cache is reported, and nothing is written.
+// names. A thread for each element of the new rows, or for two of a cache of half precision. A position beyond the cache is reported, and nothing is written.
 //
 // Twin in the oracle: core/src/ops/cache_write.rs.
 const COUNT: u32 = 2u;
@@ -53,18 +53,19 @@ fn store(at: u32, value: f32) {
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let group_number = group.x;
-    let i = group_number * THREADS + local;
-    if (i >= COUNT) {
+    let thread = group_number * THREADS + local;
+    if (thread >= COUNT) {
         return;
     }
+    let i = thread;
     let sequence = i / (ROWS * WIDTH);
     let given = load_position(sequence);
     let position = checked_index(given, POSITIONS);
     if (given != position) {
         return;
     }
-    let value = new_element(i);
-    store((sequence * CAPACITY + position) * WIDTH + i % (ROWS * WIDTH), value);
+    let at = (sequence * CAPACITY + position) * WIDTH + i % (ROWS * WIDTH);
+    store(at, new_element(i));
 }
 // Scalar functions. WGSL leaves NaN, infinities and the accuracy of most built-in functions to the driver; these
 // say what happens. A kernel gets the functions that it uses, and those that they use.

@@ -21,16 +21,25 @@ const WRITES: [(&str, Option<&str>); 2] = [
 /// The operator that writes into blocks.
 const PAGED_WRITE: &str = "core.paged_cache_write";
 
-/// Launches for an operator of this file; half precision is left to decompositions.
+/// Launches for an operator of this file, with a cache of `f32`, or of `f16` for rows of `f32` whose pairs are words of their own;
+/// others are left to decompositions.
 pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
-    if cx.kernel.name == PAGED_WRITE && cx.kernel.outputs[0].dtype == DType::F32 {
+    let has_kernel = match (cx.kernel.inputs, cx.kernel.outputs) {
+        ([new, ..], [cache]) if new.dtype == DType::F32 => match cache.dtype {
+            DType::F32 => true,
+            DType::F16 => cache.shape.dims().last().is_some_and(|width| width.is_multiple_of(2)),
+            _ => false,
+        },
+        _ => false,
+    };
+    if cx.kernel.name == PAGED_WRITE && has_kernel {
         return Ok(Some(Compiled {
             launches: write_blocks(cx)?,
             ..Compiled::default()
         }));
     }
     let found = WRITES.iter().find(|(name, _)| *name == cx.kernel.name);
-    let Some((_, before)) = found.filter(|_| cx.kernel.outputs[0].dtype == DType::F32) else {
+    let Some((_, before)) = found.filter(|_| has_kernel) else {
         return Ok(None);
     };
     Ok(Some(Compiled {
@@ -39,7 +48,26 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
     }))
 }
 
-/// One thread for each element of the new rows; the others are copied first, unless they are there already.
+/// Whether the cache is of half precision, with two neighbours in a word.
+fn has_pairs(cx: &CompileCx) -> bool {
+    cx.kernel.outputs[0].dtype.is_half()
+}
+
+/// How elements are stored: one by one, or in pairs.
+fn stores(template: Template, module: &mut Module) -> Template {
+    let cx = module.cx();
+    if !has_pairs(cx) {
+        return template.body("store", module.store(0, "at", "value"));
+    }
+    let dtype = cx.kernel.outputs[0].dtype;
+    let name = module.array(cx.outputs[0], dtype, true);
+    let word = format!("f32_to_{dtype}(first) | (f32_to_{dtype}(second) << 16u)");
+    template
+        .flag("PAIRS", true)
+        .body("store_pair", format!("{name}[at >> 1u] = {word};\n"))
+}
+
+/// One thread for each element of the new rows, or each pair of them; the others are copied first, unless they are there already.
 fn write(cx: &CompileCx, before: Option<&str>) -> Result<Vec<Launch>, String> {
     let dims = CacheDims::of(&cx.call())?;
     let CacheDims {
@@ -63,10 +91,15 @@ fn write(cx: &CompileCx, before: Option<&str>) -> Result<Vec<Launch>, String> {
     let template = Template::new(files::CACHE_WRITE)
         .returns("load_position", "", &e.module.load(1, "sequence"))
         .returns("new_element", &code, &value)
-        .body("store", e.module.store(0, "at", "value"))
         .sizes([("ROWS", rows), ("CAPACITY", capacity), ("WIDTH", width)])
         .size("POSITIONS", dims.bound());
-    launches.push(e.module.finish_template_elements(template, types[0].numel())?);
+    let template = stores(template, &mut e.module);
+    let threads = if has_pairs(cx) {
+        types[0].numel() / 2
+    } else {
+        types[0].numel()
+    };
+    launches.push(e.module.finish_template_elements(template, threads)?);
     Ok(launches)
 }
 
@@ -76,12 +109,18 @@ fn copied(cx: &CompileCx) -> Result<Vec<Launch>, String> {
         return Ok(Vec::new());
     }
     let mut copy = Module::new(cx);
+    if has_pairs(cx) {
+        let words = copy.load_words(1, 1, "i").ok_or("the cache has no memory of its own")?;
+        let name = copy.array(cx.outputs[0], cx.kernel.outputs[0].dtype, true);
+        let code = format!("{name}[i] = {words};\n");
+        return Ok(vec![copy.finish_elements(code, cx.kernel.outputs[0].numel() / 2)?]);
+    }
     let value = copy.load(1, "i");
     let store = copy.store(0, "i", &value);
     Ok(vec![copy.finish_elements(store, cx.kernel.outputs[0].numel())?])
 }
 
-/// One thread for each element of rows that go into blocks.
+/// A workgroup for each of the rows that go into blocks.
 fn write_blocks(cx: &CompileCx) -> Result<Vec<Launch>, String> {
     let PagedWriteDims { rows, width, slots } = PagedWriteDims::of(&cx.call())?;
     let mut launches = copied(cx)?;
@@ -90,8 +129,8 @@ fn write_blocks(cx: &CompileCx) -> Result<Vec<Launch>, String> {
     let template = Template::new(files::PAGED_CACHE_WRITE)
         .returns("load_slot", "", &module.load(2, "row"))
         .returns("load_new", "", &module.load(0, "i"))
-        .body("store", module.store(0, "at", "value"))
         .sizes([("ROWS", rows), ("WIDTH", width), ("SLOTS", slots)]);
+    let template = stores(template, &mut module);
     launches.push(module.finish_template(template, rows)?);
     Ok(launches)
 }

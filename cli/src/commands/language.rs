@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use meganeura::files::place_of;
 use meganeura::llm::hub::PullRequest;
 use meganeura::llm::library::{self, ModelFolders, NameError};
-use meganeura::llm::{Generator, GeneratorOptions, Sampling, Speed, WeightStorage, hub};
+use meganeura::llm::{CacheType, Generator, GeneratorOptions, Sampling, Speed, WeightStorage, hub};
 use meganeura::{Error, Result};
 
 use super::pull;
@@ -69,6 +69,10 @@ pub(super) struct ModelArgs {
     /// and q4_1 is Q4_K of GGUF files) [default: as stored in a GGUF file, each matrix in its own type; else f32]
     #[arg(long, value_name = "f32|f16|q8|q6|q5_1|q5_0|q4_1|q4", value_parser = storage)]
     weights: Option<WeightStorage>,
+
+    /// Storage type of the cached keys and values: f16 takes half of the memory, and rounds them by at most 2^-11.
+    #[arg(long, value_name = "f32|f16", value_parser = cache_type, default_value = "f32")]
+    cache_type: CacheType,
 
     /// Build plans each time instead of keeping them in the user's cache folder.
     #[arg(long)]
@@ -150,6 +154,11 @@ pub(crate) fn storage(name: &str) -> std::result::Result<WeightStorage, String> 
     WeightStorage::from_name(name).ok_or_else(|| format!("there are {}", known()))
 }
 
+pub(crate) fn cache_type(name: &str) -> std::result::Result<CacheType, String> {
+    let known = || CacheType::ALL.map(CacheType::name).join(", ");
+    CacheType::from_name(name).ok_or_else(|| format!("there are {}", known()))
+}
+
 /// Tokens that are generated at most if nothing is said.
 const USUAL_TOKENS: usize = 128;
 
@@ -194,6 +203,7 @@ impl ModelArgs {
             adapters: self.lora.clone(),
             plans: if self.no_plan_cache { None } else { plans_of(folder) },
             weights: self.weights,
+            cache_type: self.cache_type,
         };
         Generator::open(folder, options)
     }

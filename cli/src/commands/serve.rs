@@ -8,11 +8,11 @@ use std::time::Duration;
 use meganeura::Error;
 use meganeura::llm::engine::DraftOptions;
 use meganeura::llm::library::USUAL_CONTEXT;
-use meganeura::llm::{EmbedderOptions, EncoderConfig, EngineOptions, Pooling, WeightStorage};
+use meganeura::llm::{CacheType, EmbedderOptions, EncoderConfig, EngineOptions, Pooling, WeightStorage};
 use meganeura_serve::{Server, ServerOptions};
 
 use super::Outcome;
-use super::language::{locate, plans_of, shown_name, storage};
+use super::language::{cache_type, locate, plans_of, shown_name, storage};
 use crate::output::notice;
 
 /// Options of `serve`.
@@ -52,6 +52,10 @@ pub(crate) struct Args {
     /// and q4_1 is Q4_K of GGUF files) [default: as stored in a GGUF file, each matrix in its own type; else f32]
     #[arg(long, value_name = "f32|f16|q8|q6|q5_1|q5_0|q4_1|q4", value_parser = storage)]
     weights: Option<WeightStorage>,
+
+    /// Storage type of the cached keys and values: f16 takes half of the memory, and rounds them by at most 2^-11.
+    #[arg(long, value_name = "f32|f16", value_parser = cache_type, default_value = "f32")]
+    cache_type: CacheType,
 
     /// Folder of LoRA adapters in PEFT's layout, which are merged into the model.
     #[arg(long, value_name = "DIR")]
@@ -167,6 +171,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
             plans: plans.clone(),
             adapters: args.lora.clone(),
             weights: args.weights,
+            cache_type: args.cache_type,
         },
         embedder: EmbedderOptions {
             device: args.device.clone(),

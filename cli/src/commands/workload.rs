@@ -1,10 +1,10 @@
 //! Workloads by their names on the command line: models and matmuls.
 
 use meganeura::nn::layers::WeightStorage;
-use meganeura::nn::models::{LogitsOf, PRESETS, Preset, preset};
+use meganeura::nn::models::{CacheType, LogitsOf, PRESETS, Preset, preset};
 use meganeura::{DType, Graph, Mode};
 
-use super::language::storage;
+use super::language::{cache_type, storage};
 use super::onnx::{self, DimOptions};
 
 /// How models are run.
@@ -34,6 +34,10 @@ pub(crate) struct ModelOptions {
     /// Storage type of the weights of language models with a cache.
     #[arg(long, value_name = "f32|f16|q8|q6|q5_1|q5_0|q4_1|q4", requires = "cache", value_parser = storage, default_value = "f32")]
     pub(super) weights: WeightStorage,
+
+    /// Storage type of the cached keys and values.
+    #[arg(long, value_name = "f32|f16", requires = "cache", value_parser = cache_type, default_value = "f32")]
+    pub(super) cache_type: CacheType,
 
     #[command(flatten)]
     pub(super) dims: DimOptions,
@@ -143,6 +147,7 @@ impl ModelOptions {
             ));
         }
         config.weights = self.weights.into();
+        config.cache_type = self.cache_type;
         let logits = if rows == 1 { LogitsOf::AllRows } else { LogitsOf::OneRow };
         Ok(match self.sequences {
             1 => config.decode_graph(&[], rows, capacity, logits),

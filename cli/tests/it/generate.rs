@@ -122,6 +122,7 @@ fn what_cannot_be_is_one_clear_error() {
             "do not fit into a cache of 128 rows",
         ),
         (&["--prompt", "a", "--cache", "1000"], "128 positions"),
+        (&["--prompt", "a", "--cache-type", "q8"], "there are f32, f16"),
         (
             &["--prompt-ids", "5,999"],
             "token 999 is not in the model's vocabulary of 320",

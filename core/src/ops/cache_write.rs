@@ -2,8 +2,8 @@
 
 use super::positions::{checked, expect_positions, first_rows};
 use super::rope::RopeCacheWrite;
-use super::sample::{Sample, SampleInput, Sizes};
-use super::{Arity, Call, Cost, Doc, FusedWrite, Gradient, OpRef, Operator, Semantics, expect_same_dtype};
+use super::sample::{Sample, SampleInput, Sizes, rounding_of_cache};
+use super::{Arity, Call, Cost, Doc, FusedWrite, Gradient, OpRef, Operator, Semantics, expect_cache_dtype};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::dtype::DType;
@@ -34,10 +34,7 @@ impl CacheDims {
         let [new, cache, positions] = call.inputs else {
             return Err("takes new rows, a cache and positions".into());
         };
-        expect_same_dtype(&Call {
-            inputs: &call.inputs[..2],
-            ..*call
-        })?;
+        expect_cache_dtype(new, cache)?;
         let ([batch @ .., rows, width], [of_cache @ .., capacity, wide]) = (new.shape.dims(), cache.shape.dims())
         else {
             return Err(format!(
@@ -72,6 +69,14 @@ impl CacheDims {
     }
 }
 
+/// New rows in the type of their cache.
+pub(super) fn of_cache(g: &mut Graph, new: Value, cache: Value) -> Value {
+    match g.dtype(cache) {
+        dtype if dtype == g.dtype(new) => new,
+        dtype => g.cast(new, dtype).into(),
+    }
+}
+
 /// The cache with rows replaced by the new ones, as a value of its own.
 pub(super) fn written(g: &mut Graph, [new, cache, position]: [Value; 3], dims: &CacheDims) -> Value {
     let &CacheDims {
@@ -84,6 +89,7 @@ pub(super) fn written(g: &mut Graph, [new, cache, position]: [Value; 3], dims: &
         return cache;
     }
     let shape = g.shape(cache).to_vec();
+    let new = of_cache(g, new, cache);
     let cache = g.reshape(cache, &[batch, capacity, width]);
     let new = g.reshape(new, &[batch * rows, width]);
     let first = checked(g, position, dims.bound());
@@ -116,7 +122,7 @@ impl Operator for CacheWrite {
 
     fn doc(&self) -> Doc {
         Doc {
-            shapes: "new rows [batch..., rows, width], cache [batch..., capacity, width], position (u32) [batch...], or [1] without batch -> as the cache",
+            shapes: "new rows [batch..., rows, width], cache [batch..., capacity, width], position (u32) [batch...], or [1] without batch -> as the cache; a cache is of the rows' type, or f16 for rows of f32",
             formula: "the cache with rows position .. position + rows - 1 of each sequence replaced by the new ones; the state or parameter holds it from now on. A position above capacity - rows is an error of the step, which writes nothing",
             source: "the key-value cache of Pope et al., 2022, in place",
         }
@@ -203,19 +209,24 @@ impl Operator for CacheWrite {
             (&[2, 2], 2, 6, 3),
             (&[2], rows, rows + more, width),
         ];
+        let case = |dtype, (batch, rows, capacity, width): (&[usize], usize, usize, usize)| {
+            let shape = |rows| [batch, &[rows, width]].concat();
+            let positions = if batch.is_empty() { &[1] } else { batch };
+            let inputs = vec![
+                SampleInput::f32(&shape(rows)),
+                SampleInput::cache(dtype, &shape(capacity)).state(),
+                SampleInput::below(positions, first_rows(capacity, rows)),
+            ];
+            let label = format!("{rows} of {capacity} rows of {width}, batch {batch:?}, {dtype}");
+            let mut sample = Sample::new(label, inputs, Attrs::new());
+            sample.tolerance = sample.tolerance.max(rounding_of_cache(dtype));
+            sample
+        };
+        let halves = cases[2..].iter().map(|&sizes| case(DType::F16, sizes));
         cases
-            .into_iter()
-            .map(|(batch, rows, capacity, width)| {
-                let shape = |rows| [batch, &[rows, width]].concat();
-                let positions = if batch.is_empty() { &[1] } else { batch };
-                let inputs = vec![
-                    SampleInput::f32(&shape(rows)),
-                    SampleInput::f32(&shape(capacity)).state(),
-                    SampleInput::below(positions, first_rows(capacity, rows)),
-                ];
-                let label = format!("{rows} of {capacity} rows of {width}, batch {batch:?}");
-                Sample::new(label, inputs, Attrs::new())
-            })
+            .iter()
+            .map(|&sizes| case(DType::F32, sizes))
+            .chain(halves)
             .collect()
     }
 }
@@ -223,7 +234,8 @@ impl Operator for CacheWrite {
 impl Graph {
     /// Writes rows into a key-value cache: `new [batch..., rows, width]` becomes rows `kv_pos .. kv_pos + rows` of
     /// `cache [batch..., capacity, width]`, a state or parameter; the other rows stay what they are. `kv_pos` is the
-    /// number of rows that are cached already: `u32 [1]`, or with batch axes one for each sequence, `u32 [batch...]`.
+    /// number of rows that are cached already: `u32 [1]`, or with batch axes one for each sequence, `u32 [batch...]`. Rows of
+    /// `f32` may be written into a cache of `f16`, which rounds them.
     ///
     /// The write happens in place, even if its result is unused, and later reads of `cache` see it. Returns the cache.
     /// A position from which the rows do not fit is an error of the step, which then writes nothing.

@@ -8,6 +8,7 @@ pub use super::gradient::GradCx;
 use super::sample::{Sample, Sizes};
 pub use crate::attrs::AttrKind;
 use crate::attrs::Attrs;
+use crate::dtype::DType;
 use crate::graph::{Graph, Value};
 pub use crate::reference::{RefCall, RefTensor};
 use crate::shape::TensorType;
@@ -382,6 +383,21 @@ pub fn expect_same_dtype(call: &Call) -> Result<(), String> {
         Some(other) => Err(format!(
             "the operands {} and {other} have different element types; use `cast` to convert one",
             call.inputs[0]
+        )),
+    }
+}
+
+/// Whether rows can be kept in a key-value cache of a type: of their own, or of `f16` for rows of `f32`, which are rounded when
+/// they are written.
+///
+/// # Errors
+/// In words for users.
+pub(super) fn expect_cache_dtype(rows: &TensorType, cache: &TensorType) -> Result<(), String> {
+    match (rows.dtype, cache.dtype) {
+        (DType::F32, DType::F16) => Ok(()),
+        (rows, cache) if rows == cache => Ok(()),
+        _ => Err(format!(
+            "the cache {cache} has another element type than the rows {rows}; a cache is of their type, or of f16 for rows of f32"
         )),
     }
 }

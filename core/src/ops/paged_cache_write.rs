@@ -1,7 +1,8 @@
 //! Rows written into the blocks of a paged key-value cache.
 
-use super::sample::{Sample, SampleInput, Sizes};
-use super::{Arity, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics};
+use super::cache_write::of_cache;
+use super::sample::{Sample, SampleInput, Sizes, rounding_of_cache};
+use super::{Arity, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics, expect_cache_dtype};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::dtype::DType;
@@ -30,11 +31,7 @@ impl PagedWriteDims {
         let [new, cache, slots] = call.inputs else {
             return Err("takes new rows, a cache and slots".into());
         };
-        if new.dtype != cache.dtype {
-            return Err(format!(
-                "the new rows {new} have another element type than the cache {cache}; use `cast` to convert one"
-            ));
-        }
+        expect_cache_dtype(new, cache)?;
         let (&[rows, width], &[blocks, block_rows, wide]) = (new.shape.dims(), cache.shape.dims()) else {
             return Err(format!(
                 "takes new rows [rows, width] and a cache [blocks, block_rows, width], not {new} and {cache}"
@@ -69,7 +66,7 @@ impl Operator for PagedCacheWrite {
 
     fn doc(&self) -> Doc {
         Doc {
-            shapes: "new rows [rows, width], cache [blocks, block_rows, width], slots (u32) [rows] -> as the cache",
+            shapes: "new rows [rows, width], cache [blocks, block_rows, width], slots (u32) [rows] -> as the cache; a cache is of the rows' type, or f16 for rows of f32",
             formula: "the cache with row slots[i] % block_rows of block slots[i] / block_rows replaced by new row i, the last one where a slot repeats; the state or parameter holds it from now on. The slot blocks * block_rows writes nothing, one above is an error of the step",
             source: "the slot mapping of PagedAttention (Kwon et al., 2023), in place",
         }
@@ -107,6 +104,7 @@ impl Operator for PagedCacheWrite {
             }
             let g = &mut *cx.graph;
             let shape = g.shape(cache).to_vec();
+            let new = of_cache(g, new, cache);
             let flat = g.reshape(cache, &[dims.slots, dims.width]);
             // A row more, for those that are written nowhere.
             let spare = g.full(g.dtype(cache), 0.0, &[1, dims.width]);
@@ -127,7 +125,7 @@ impl Operator for PagedCacheWrite {
 
     fn samples(&self, sizes: &mut Sizes) -> Vec<Sample> {
         let (rows, blocks, block_rows, width) = (sizes.dim(20), sizes.dim(9), sizes.dim(9), sizes.dim(40));
-        [
+        let cases = [
             (1, [1, 1, 1]),
             (1, [3, 4, 5]),
             // Some slots repeat, and some rows are written nowhere.
@@ -136,18 +134,24 @@ impl Operator for PagedCacheWrite {
             // More rows, and wider ones, than a workgroup has threads.
             (300, [5, 20, 270]),
             (rows, [blocks, block_rows, width]),
-        ]
-        .into_iter()
-        .map(|(rows, cache)| {
+        ];
+        let case = |dtype, (rows, cache): (usize, [usize; 3])| {
             let [blocks, block_rows, width] = cache;
             let inputs = vec![
                 SampleInput::f32(&[rows, width]),
-                SampleInput::f32(&cache).state(),
+                SampleInput::cache(dtype, &cache).state(),
                 SampleInput::below(&[rows], blocks * block_rows + 1),
             ];
-            Sample::new(format!("{rows} rows into {cache:?}"), inputs, Attrs::new())
-        })
-        .collect()
+            let mut sample = Sample::new(format!("{rows} rows into {cache:?}, {dtype}"), inputs, Attrs::new());
+            sample.tolerance = sample.tolerance.max(rounding_of_cache(dtype));
+            sample
+        };
+        let halves = cases[1..].iter().map(|&sizes| case(DType::F16, sizes));
+        cases
+            .iter()
+            .map(|&sizes| case(DType::F32, sizes))
+            .chain(halves)
+            .collect()
     }
 }
 
@@ -155,7 +159,7 @@ impl Graph {
     /// Writes rows into a paged key-value cache: row `i` of `new [rows, width]` becomes row `slots[i] % block_rows` of block
     /// `slots[i] / block_rows` of `cache [blocks, block_rows, width]`, a state or parameter; the other rows stay what they
     /// are. `slots` is `u32 [rows]`; the slot `blocks * block_rows` writes nothing, so a step may have rows that stand for
-    /// no token. Of rows with one slot the last is written.
+    /// no token. Of rows with one slot the last is written. Rows of `f32` may be written into a cache of `f16`, which rounds them.
     ///
     /// The write happens in place, even if its result is unused, and later reads of `cache` see it. Returns the cache.
     /// A slot that is not there is an error of the step.

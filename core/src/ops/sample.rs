@@ -50,6 +50,15 @@ pub struct Sample {
     pub tolerance: f64,
 }
 
+/// What rounding to a cache's type changes rows by, as a part of the largest number.
+pub(super) fn rounding_of_cache(dtype: DType) -> f64 {
+    match dtype {
+        // Half a unit of eleven bits.
+        DType::F16 => 2f64.powi(-11),
+        _ => 0.0,
+    }
+}
+
 impl Sample {
     /// A case with the default tolerance of `1e-5`.
     pub fn new(label: impl Into<String>, inputs: Vec<SampleInput>, attrs: Attrs) -> Self {
@@ -90,6 +99,14 @@ impl SampleInput {
     /// `u32` operand with values in `0..bound`.
     pub fn below(shape: &[usize], bound: usize) -> Self {
         SampleInput::filled(DType::U32, shape, Fill::Below(bound as u32))
+    }
+
+    /// A key-value cache, with numbers that are exact in its type.
+    pub(super) fn cache(dtype: DType, shape: &[usize]) -> Self {
+        match dtype {
+            DType::F16 => SampleInput::filled(dtype, shape, Fill::Below(5)),
+            _ => SampleInput::f32(shape),
+        }
     }
 
     /// Any operand.

@@ -5,7 +5,7 @@ use std::path::Path;
 use meganeura_core::Result;
 use meganeura_core::ops::RopeScaling;
 use meganeura_nn::layers::{Activation, LongRope, QkNorm};
-use meganeura_nn::models::{LayerSet, LlamaConfig, NormPlacement, StorageMap};
+use meganeura_nn::models::{CacheType, LayerSet, LlamaConfig, NormPlacement, StorageMap};
 use serde::Deserialize;
 
 use super::rope::Rope;
@@ -298,6 +298,7 @@ impl Raw {
             tied_embeddings: self.tie_word_embeddings.unwrap_or(usual.tied),
             lora: None,
             weights: StorageMap::default(),
+            cache_type: CacheType::default(),
         };
         let config = ModelConfig {
             network,

@@ -219,6 +219,7 @@ impl Engine {
         }
         draft_model::check(&config, &self.config, self.context, &self.options)?;
         config.network.weights = self.options.storage(checkpoint);
+        config.network.cache_type = self.options.cache_type;
         self.draft_model = Some(DraftModel::new(plans, &config, checkpoint, &self.options, self.cache)?);
         // What there may be in the cache, the draft model has not computed.
         self.pool = BlockPool::new(self.cache.blocks);
@@ -233,6 +234,7 @@ impl Engine {
         options: EngineOptions,
     ) -> Result<Self> {
         config.network.weights = options.storage(checkpoint);
+        config.network.cache_type = options.cache_type;
         let context = options.context.unwrap_or(config.context);
         options.check(context, config.context)?;
         let table_len = context.div_ceil(BLOCK_ROWS);

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use meganeura_core::{Error, Result};
 use meganeura_nn::layers::WeightStorage;
-use meganeura_nn::models::StorageMap;
+use meganeura_nn::models::{CacheType, StorageMap};
 
 use crate::checkpoint::Checkpoint;
 
@@ -50,6 +50,8 @@ pub struct EngineOptions {
     /// How matrices of the model and of the draft model are stored on the device; as `None` the way that each checkpoint asks for
     /// ([`Checkpoint::usual_storage`](crate::Checkpoint::usual_storage)).
     pub weights: Option<WeightStorage>,
+    /// How the keys and values of the model and of the draft model are cached.
+    pub cache_type: CacheType,
 }
 
 impl Default for EngineOptions {
@@ -67,6 +69,7 @@ impl Default for EngineOptions {
             plans: None,
             adapters: None,
             weights: None,
+            cache_type: CacheType::F32,
         }
     }
 }

@@ -14,7 +14,7 @@ use meganeura_core::config::Config;
 use meganeura_core::plan::MemoryForecast;
 use meganeura_core::{Error, Graph, Result, Session, select};
 use meganeura_nn::layers::WeightStorage;
-use meganeura_nn::models::{KV_POS, LOGITS_ROW, LlamaConfig, LogitsOf, StorageMap, TOKENS, kv_cache_names};
+use meganeura_nn::models::{CacheType, KV_POS, LOGITS_ROW, LlamaConfig, LogitsOf, StorageMap, TOKENS, kv_cache_names};
 
 use crate::adapters::Adapters;
 use crate::checkpoint::Checkpoint;
@@ -64,6 +64,8 @@ pub struct GeneratorOptions {
     /// How matrices are stored on the device; as `None` the way that the checkpoint asks for
     /// ([`Checkpoint::usual_storage`]).
     pub weights: Option<WeightStorage>,
+    /// How keys and values are cached.
+    pub cache_type: CacheType,
 }
 
 impl Default for GeneratorOptions {
@@ -75,6 +77,7 @@ impl Default for GeneratorOptions {
             plans: None,
             adapters: None,
             weights: None,
+            cache_type: CacheType::F32,
         }
     }
 }
@@ -181,6 +184,7 @@ impl Generator {
         config.network.weights = options
             .weights
             .map_or_else(|| checkpoint.usual_storage(), StorageMap::all);
+        config.network.cache_type = options.cache_type;
         let capacity = options.capacity.unwrap_or(config.context);
         if capacity == 0 || capacity > config.context {
             return Err(Error::misuse(

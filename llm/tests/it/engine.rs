@@ -4,9 +4,9 @@ use std::collections::HashMap;
 
 use meganeura_core::random::SplitMix64;
 use meganeura_llm::engine::{Chosen, Constraint, EngineCounts, Event, Finish, SequenceId, SequenceRequest};
-use meganeura_llm::{Checkpoint, Engine, EngineOptions, ModelConfig, Request, Sampling};
+use meganeura_llm::{CacheType, Checkpoint, Engine, EngineOptions, Generator, ModelConfig, Request, Sampling};
 
-use crate::transformers::{MODELS, device, expected, folder, generator, ids};
+use crate::transformers::{MODELS, device, expected, folder, generator, generator_with_half_cache, ids};
 
 fn engine(model: &str, options: EngineOptions) -> Engine {
     let config = ModelConfig::open(&folder(model)).expect("a configuration");
@@ -84,7 +84,10 @@ const COUNT: usize = 30;
 
 /// What each prompt gives alone.
 fn alone(model: &str) -> Vec<Vec<u32>> {
-    let mut generator = generator(model, 8);
+    alone_on(generator(model, 8), model)
+}
+
+fn alone_on(mut generator: Generator, model: &str) -> Vec<Vec<u32>> {
     let one = |(number, prompt): (usize, &Vec<u32>)| {
         let request = Request {
             max_tokens: COUNT,
@@ -176,6 +179,24 @@ fn sequences_together_are_as_alone() {
             assert_eq!(found, wanted, "{model}: {sequences} by {step_tokens}");
             assert_eq!(counts.generated_tokens, (found.len() * COUNT) as u64);
             assert_eq!(counts.cached_tokens > 0, prefix_cache, "{counts:?}");
+        }
+    }
+}
+
+#[test]
+fn caches_of_f16_give_together_what_they_give_alone() {
+    for model in ["llama", "gemma3"] {
+        let wanted = alone_on(generator_with_half_cache(model, 8), model);
+        for step_tokens in [5, 64] {
+            let options = EngineOptions {
+                step_tokens,
+                sequences: 5,
+                cache_type: CacheType::F16,
+                ..EngineOptions::default()
+            };
+            let (found, counts) = together(model, options);
+            assert_eq!(found, [&wanted[..], &wanted[..]].concat(), "{model} by {step_tokens}");
+            assert!(counts.cached_tokens > 0, "{counts:?}");
         }
     }
 }

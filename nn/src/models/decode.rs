@@ -71,7 +71,7 @@ impl LlamaConfig {
     ///
     /// `batch` are the axes before the rows, `[]` for one sequence. Inputs: `tokens`, `u32 [batch..., rows]`, and `kv_pos`,
     /// the number of cached tokens of each sequence, `u32 [batch...]`, or `[1]` for one. Each layer's keys and values are
-    /// written into parameters named by [`kv_cache_names`], `f32 [batch..., capacity, kv_width]`, which are not trained.
+    /// written into parameters named by [`kv_cache_names`], `[batch..., capacity, kv_width]` of [`LlamaConfig::cache_type`], which are not trained.
     /// Output: the logits, `f32 [batch..., rows, vocab]`, or `[batch..., 1, vocab]` of one row.
     #[track_caller]
     pub fn decode_graph(&self, batch: &[usize], rows: usize, capacity: usize, logits: LogitsOf) -> Graph {
@@ -97,7 +97,7 @@ impl LlamaConfig {
     /// Inputs, all `u32`: `tokens [rows]`; [`POSITIONS`] and [`SLOTS`] `[rows]` and [`BLOCK_TABLE`] `[rows, table_len]`, as
     /// [`PagedRows`] describes them; with `logits` below `rows` also [`LOGITS_ROW`] `[logits]`, the rows that logits are asked
     /// for. A row whose slot is `blocks * block_rows` stands for no token. Each layer's keys and values are written into
-    /// parameters named by [`kv_cache_names`], `f32 [blocks, block_rows, kv_width]`, which are not trained. Output: the logits,
+    /// parameters named by [`kv_cache_names`], `[blocks, block_rows, kv_width]` of [`LlamaConfig::cache_type`], which are not trained. Output: the logits,
     /// `f32 [logits, vocab]`.
     #[track_caller]
     pub fn paged_graph(&self, rows: usize, cache: PagedCache, logits: usize) -> Graph {
@@ -168,12 +168,8 @@ impl LlamaConfig {
     /// The caches of all layers, which are not trained.
     #[track_caller]
     fn caches(&self, g: &mut Graph, shape: &[usize]) -> Vec<[NodeId; 2]> {
-        let mut of_layer = |layer| {
-            kv_cache_names(layer).map(|name| {
-                let cache = g.parameter(&name, shape);
-                g.trainable(cache, false)
-            })
-        };
+        let mut of_layer =
+            |layer| kv_cache_names(layer).map(|name| g.parameter_typed(&name, shape, self.cache_type.dtype()));
         (0..self.layers).map(&mut of_layer).collect()
     }
 

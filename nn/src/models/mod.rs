@@ -47,7 +47,8 @@ pub use decode::{
 };
 pub use efficientnet::{EfficientNet, EfficientNetConfig};
 pub use llama::{
-    LayerSet, Llama, LlamaBlock, LlamaConfig, MoeConfig, NormPlacement, StorageMap, TARGETS, TOKENS, language_model,
+    CacheType, LayerSet, Llama, LlamaBlock, LlamaConfig, MoeConfig, NormPlacement, StorageMap, TARGETS, TOKENS,
+    language_model,
 };
 pub use mlp::{Mlp, MlpConfig};
 pub use mobilenet::{MobileNet, MobileNetConfig};

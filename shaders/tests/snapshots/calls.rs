@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use meganeura_core::attrs::Attrs;
 use meganeura_core::backend::KernelDesc;
-use meganeura_core::ops::sample::Sizes;
+use meganeura_core::ops::sample::{Sample, SampleInput, Sizes};
 use meganeura_core::plan::BufferRef;
 use meganeura_core::program::{Program, Slot, Step};
 use meganeura_core::quantization::{BLOCK, BlockFormat};
@@ -48,8 +48,23 @@ impl Call {
 
     /// The first sample of an operator.
     fn sample(op: &'static str) -> Self {
+        Call::sample_where(op, |_| true)
+    }
+
+    /// The first sample with a cache of `f16` whose rows have pairs of elements.
+    fn sample_with_half_cache(op: &'static str) -> Self {
+        let is_even = |cache: &SampleInput| cache.shape.last().is_some_and(|width| width.is_multiple_of(2));
+        Call::sample_where(op, |sample| {
+            sample
+                .inputs
+                .get(1)
+                .is_some_and(|cache| cache.dtype == DType::F16 && is_even(cache))
+        })
+    }
+
+    fn sample_where(op: &'static str, fits: impl Fn(&Sample) -> bool) -> Self {
         let samples = registry::op(op).expect("an operator").samples(&mut Sizes::new(0));
-        let sample = samples.first().expect("a sample");
+        let sample = samples.iter().find(|sample| fits(sample)).expect("a sample");
         let operands = sample.inputs.iter().map(|x| (x.shape.clone(), x.dtype, x.state));
         Call {
             operands: operands.collect(),
@@ -416,6 +431,26 @@ fn others() -> Vec<(&'static str, Call)> {
         ("cache-write", Call::sample("core.cache_write").over(1)),
         ("rope-cache-write", Call::sample("core.rope_cache_write").over(1)),
         ("paged-cache-write", Call::sample("core.paged_cache_write").over(1)),
+        (
+            "cache-write-f16",
+            Call::sample_with_half_cache("core.cache_write").over(1),
+        ),
+        (
+            "rope-cache-write-f16",
+            Call::sample_with_half_cache("core.rope_cache_write").over(1),
+        ),
+        (
+            "paged-cache-write-f16",
+            Call::sample_with_half_cache("core.paged_cache_write").over(1),
+        ),
+        (
+            "cached-attention-f16",
+            Call::sample_with_half_cache("core.cached_attention"),
+        ),
+        (
+            "paged-attention-f16",
+            Call::sample_with_half_cache("core.paged_attention"),
+        ),
         ("argmax", Call::sample("core.argmax")),
         (
             "argmax-in-parts",

@@ -2,18 +2,29 @@
 
 use meganeura_core::ops::CacheDims;
 
-use crate::kernel::{CompileCx, Compiled, KernelDef, RunCx, Task, f32_or_integers, stream_nanos};
+use super::cached_rows::{copy, has_halves, round, supports_write};
+use crate::kernel::{CompileCx, Compiled, KernelDef, RunCx, Task, stream_nanos};
 
 pub(super) const KERNELS: &[KernelDef] = &[KernelDef {
     name: "core.cache_write",
-    supports: f32_or_integers,
+    supports: supports_write,
     compile,
 }];
 
-/// A task for each sequence. Elements are moved as words, whatever they stand for.
 fn compile(cx: &CompileCx) -> Result<Compiled, String> {
+    match has_halves(cx.input_type(1)) {
+        true => write(cx, round),
+        false => write(cx, copy),
+    }
+}
+
+/// A task for each sequence, with a function that writes rows.
+fn write<N: Copy + Send + Sync + 'static, C: Copy + Send + Sync + 'static>(
+    cx: &CompileCx,
+    put: fn(&[N], &mut [C]),
+) -> Result<Compiled, String> {
     let dims = CacheDims::of(&cx.call())?;
-    let (new, cache, out) = (cx.input::<u32>(0), cx.input::<u32>(1), cx.output::<u32>(0));
+    let (new, cache, out) = (cx.input::<N>(0), cx.input::<C>(1), cx.output::<C>(0));
     let (positions, dispatch) = (cx.input::<u32>(2), cx.index);
     let in_place = cx.input_buffer(1) == cx.output_buffer(0);
     let moved = new.len() + if in_place { 0 } else { cache.len() };
@@ -40,7 +51,7 @@ fn compile(cx: &CompileCx) -> Result<Compiled, String> {
                 own.copy_from_slice(unsafe { cache.slice(sequence * own_len..(sequence + 1) * own_len) });
             }
             let first = positions[sequence] as usize * dims.width;
-            own[first..first + new_len].copy_from_slice(new);
+            put(new, &mut own[first..first + new_len]);
         },
     }))
 }

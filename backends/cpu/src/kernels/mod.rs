@@ -9,6 +9,7 @@ mod arg_extreme;
 mod attention;
 mod batch_norm;
 mod cache_write;
+mod cached_rows;
 mod cast;
 mod channel_norm_grad;
 mod conv;

@@ -2,18 +2,29 @@
 
 use meganeura_core::ops::PagedWriteDims;
 
-use crate::kernel::{CompileCx, Compiled, KernelDef, RunCx, Task, f32_or_integers, stream_nanos};
+use super::cached_rows::{copy, has_halves, round, supports_write};
+use crate::kernel::{CompileCx, Compiled, KernelDef, RunCx, Task, stream_nanos};
 
 pub(super) const KERNELS: &[KernelDef] = &[KernelDef {
     name: "core.paged_cache_write",
-    supports: f32_or_integers,
+    supports: supports_write,
     compile,
 }];
 
-/// One task, as there are few rows. Elements are moved as words, whatever they stand for.
 fn compile(cx: &CompileCx) -> Result<Compiled, String> {
+    match has_halves(cx.input_type(1)) {
+        true => write(cx, round),
+        false => write(cx, copy),
+    }
+}
+
+/// One task, as there are few rows, with a function that writes rows.
+fn write<N: Copy + Send + Sync + 'static, C: Copy + Send + Sync + 'static>(
+    cx: &CompileCx,
+    put: fn(&[N], &mut [C]),
+) -> Result<Compiled, String> {
     let dims = PagedWriteDims::of(&cx.call())?;
-    let (new, cache, out) = (cx.input::<u32>(0), cx.input::<u32>(1), cx.output::<u32>(0));
+    let (new, cache, out) = (cx.input::<N>(0), cx.input::<C>(1), cx.output::<C>(0));
     let (slots, dispatch) = (cx.input::<u32>(2), cx.index);
     let in_place = cx.input_buffer(1) == cx.output_buffer(0);
     let moved = new.len() + if in_place { 0 } else { cache.len() };
@@ -37,7 +48,10 @@ fn compile(cx: &CompileCx) -> Result<Compiled, String> {
                 .filter(|(_, slot)| (**slot as usize) < dims.slots)
             {
                 let to = slot as usize * dims.width;
-                out[to..to + dims.width].copy_from_slice(&new[row * dims.width..(row + 1) * dims.width]);
+                put(
+                    &new[row * dims.width..(row + 1) * dims.width],
+                    &mut out[to..to + dims.width],
+                );
             }
         },
     }))

@@ -65,13 +65,13 @@ fn matmul(cx: &CompileCx) -> Result<Compiled, String> {
     let bytes: usize = cx.call().inputs.iter().map(TensorType::bytes).sum();
     let mut phases: Vec<Box<dyn Kernel>> = Vec::new();
     let (shared, private) = (gemm.shared_len(), gemm.worker_len());
-    if shared > 0 {
+    if gemm.preparations() > 0 {
         let gemm = gemm.clone();
         phases.push(Box::new(Task {
-            tasks: 1,
+            tasks: gemm.preparations(),
             nanos: stream_nanos(x.len() * size_of::<f32>()),
             // SAFETY: the view has the size of the call; scratch is as long as asked for, aligned, and nobody else's.
-            body: move |_: usize, run: &RunCx| unsafe { gemm.prepare(x.as_ptr(), run.shared) },
+            body: move |task: usize, run: &RunCx| unsafe { gemm.prepare(task, x.as_ptr(), run.shared) },
         }));
     }
     phases.push(Box::new(Matmul {

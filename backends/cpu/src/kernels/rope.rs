@@ -1,8 +1,10 @@
 //! Rotary position embedding: with tables of all angles, or of those of one row at a time where positions are data; of
 //! keys while they are written to a cache, too.
 
+use half::f16;
 use meganeura_core::ops::{CacheDims, RopeDims};
 
+use super::cached_rows::{has_halves, round, supports_write};
 use crate::kernel::{
     CompileCx, Compiled, KernelDef, RunCx, Task, f32_only, f32_or_integers, rows_per_task, stream_nanos,
 };
@@ -21,7 +23,7 @@ pub(super) const KERNELS: &[KernelDef] = &[
     },
     KernelDef {
         name: "core.rope_cache_write",
-        supports: f32_or_integers,
+        supports: supports_write,
         compile: compile_cache_write,
     },
 ];
@@ -129,12 +131,25 @@ fn compile_dynamic(cx: &CompileCx) -> Result<Compiled, String> {
     })
 }
 
-/// A task for some rows of a sequence, if its cache is the one that is written; else one for each sequence.
 fn compile_cache_write(cx: &CompileCx) -> Result<Compiled, String> {
+    match has_halves(cx.input_type(1)) {
+        true => cache_write::<f16>(cx, |level, x, tables, turned, out| {
+            rotate(level, x, tables, turned);
+            round(turned, out);
+        }),
+        false => cache_write::<f32>(cx, |level, x, tables, _, out| rotate(level, x, tables, out)),
+    }
+}
+
+/// Writes a row turned by the angles of two tables, with scratch for one.
+type WriteTurned<C> = fn(Level, &[f32], [&[f32]; 2], &mut [f32], &mut [C]);
+
+/// A task for some rows of a sequence, if its cache is the one that is written; else one for each sequence.
+fn cache_write<C: Copy + Send + Sync + 'static>(cx: &CompileCx, put: WriteTurned<C>) -> Result<Compiled, String> {
     let call = cx.call();
     let (dims, cache) = (RopeDims::of_dynamic(&call)?, CacheDims::of(&call)?);
-    let (new, old, positions) = (cx.input::<f32>(0), cx.input::<f32>(1), cx.input::<u32>(2));
-    let (out, dispatch, level) = (cx.output::<f32>(0), cx.index, cx.level);
+    let (new, old, positions) = (cx.input::<f32>(0), cx.input::<C>(1), cx.input::<u32>(2));
+    let (out, dispatch, level) = (cx.output::<C>(0), cx.index, cx.level);
     let (turns, half, width) = (turns(&dims), dims.half, cache.width);
     let in_place = cx.input_buffer(1) == cx.output_buffer(0);
     let per_task = match in_place {
@@ -150,8 +165,13 @@ fn compile_cache_write(cx: &CompileCx) -> Result<Compiled, String> {
             nanos: stream_nanos(8 * moved) + (rows * half * ANGLE_NANOS) as u64,
             body: move |task: usize, cx: &RunCx| {
                 // SAFETY: private scratch is as long as asked for; positions are not written by this dispatch.
-                let (angles, positions) =
-                    unsafe { (std::slice::from_raw_parts_mut(cx.private, 3 * half), positions.all()) };
+                let (scratch, positions) = unsafe {
+                    (
+                        std::slice::from_raw_parts_mut(cx.private, 3 * half + width),
+                        positions.all(),
+                    )
+                };
+                let (angles, turned) = scratch.split_at_mut(3 * half);
                 // All are looked at before anything is written.
                 if let Some(&bad) = positions.iter().find(|&&p| p as usize >= cache.bound()) {
                     return cx.index_out_of_range(dispatch, bad, cache.bound());
@@ -173,11 +193,11 @@ fn compile_cache_write(cx: &CompileCx) -> Result<Compiled, String> {
                             out.slice_mut(to * width..(to + 1) * width),
                         )
                     };
-                    rotate(level, x, angles_at(level, position, &turns, angles), out);
+                    put(level, x, angles_at(level, position, &turns, angles), turned, out);
                 }
             },
         })],
         shared: 0,
-        private: 3 * half,
+        private: 3 * half + width,
     })
 }

@@ -32,6 +32,10 @@ pub(super) fn attend(g: &mut Graph, operands: [Value; 4], dims: &AttentionDims, 
     } = dims;
     let [q, k, v, positions] = operands;
     let shape = g.shape(q).to_vec();
+    let [k, v] = [k, v].map(|cache| match g.dtype(q) {
+        dtype if dtype == g.dtype(cache) => cache,
+        dtype => g.cast(cache, dtype).into(),
+    });
     let positions = checked(g, positions, first_rows(rows_k, rows_q));
     let positions = g.reshape(positions, &[batch, 1, 1, 1, 1]);
     let q = split_heads(g, q, rows_q, dims, dims.group());
@@ -64,7 +68,7 @@ impl Operator for CachedAttention {
 
     fn doc(&self) -> Doc {
         Doc {
-            shapes: "q [batch..., rows, num_heads * head_dim], cached keys and values [batch..., capacity, num_kv_heads * head_dim], position (u32) [batch...], or [1] without batch -> as q",
+            shapes: "q [batch..., rows, num_heads * head_dim], cached keys and values [batch..., capacity, num_kv_heads * head_dim], position (u32) [batch...], or [1] without batch -> as q; caches are of the queries' type, or f16 for queries of f32",
             formula: "core.attention of row r to rows 0 .. position + r of the cache, with a window w to the last w of these; whatever later rows hold changes nothing. A position above capacity - rows is an error of the step",
             source: "Vaswani et al., 2017, with the cache of Pope et al., 2022",
         }
@@ -133,6 +137,14 @@ impl Operator for CachedAttention {
         ];
         let scaled = &mut samples[2];
         scaled.attrs = scaled.attrs.clone().with("scale", -0.75);
+        let halves = samples.clone().into_iter().map(|mut sample| {
+            sample.label += ", f16";
+            for cache in &mut sample.inputs[1..3] {
+                *cache = SampleInput::cache(DType::F16, &cache.shape);
+            }
+            sample
+        });
+        samples.extend(halves.collect::<Vec<_>>());
         samples
     }
 }
@@ -158,7 +170,7 @@ impl Graph {
     /// [`Graph::causal_attention`] to a cache of which only the first rows are valid: row `r` of
     /// `q [batch..., rows, num_heads * head_dim]` sees rows `0..=kv_pos + r` of `k_cache` and `v_cache`
     /// `[batch..., capacity, num_kv_heads * head_dim]`. `kv_pos` is the position of the first query: `u32 [1]`, or
-    /// with batch axes one for each sequence, `u32 [batch...]`. Shaped as `q`.
+    /// with batch axes one for each sequence, `u32 [batch...]`. Shaped as `q`. With queries of `f32`, the caches may be of `f16`.
     ///
     /// What rows behind those hold, NaN included, changes nothing. A position from which the rows do not fit into the
     /// cache is an error of the step.

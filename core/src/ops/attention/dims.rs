@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::ops::{Call, expect_float, expect_same_dtype};
+use crate::ops::{Call, expect_cache_dtype, expect_float, expect_same_dtype};
 use crate::shape::TensorType;
 
 /// Sizes and mask of a `core.attention`, `core.attention_grad` or `core.cached_attention` call.
@@ -28,12 +28,26 @@ pub struct AttentionDims {
     pub scale: f64,
 }
 
+/// Whether queries, cached keys and cached values have types that go together: both caches one that the queries' rows can have.
+pub(super) fn expect_caches(inputs: &[TensorType]) -> Result<(), String> {
+    let [q, k, v, ..] = inputs else {
+        return Err("takes queries, cached keys and cached values".into());
+    };
+    if k.dtype != v.dtype {
+        return Err(format!(
+            "the cached keys {k} and values {v} have different element types"
+        ));
+    }
+    expect_cache_dtype(q, k)
+}
+
 impl AttentionDims {
     /// Reads the dimensions of a call, of which the first three operands are queries, keys and values.
     ///
     /// # Errors
     /// When operands and attributes do not fit, in the operator's words.
     pub fn of(call: &Call) -> Result<Self, String> {
+        expect_same_dtype(call)?;
         AttentionDims::masked(call, call.attrs.bool("causal")?)
     }
 
@@ -47,6 +61,7 @@ impl AttentionDims {
         let Some(inputs) = call.inputs.get(..3) else {
             return Err("takes queries, cached keys, cached values and positions".into());
         };
+        expect_caches(inputs)?;
         AttentionDims::masked(&Call { inputs, ..*call }, true)
     }
 
@@ -62,9 +77,8 @@ impl AttentionDims {
         dims.with_shapes(q, k, v)
     }
 
-    /// What the attributes of a causal call say, without sizes; operands have to be of one type.
+    /// What the attributes of a causal call say, without sizes.
     pub(super) fn attributes_of(call: &Call) -> Result<Self, String> {
-        expect_same_dtype(call)?;
         expect_float(call, 0, "the operands")?;
         let dims = AttentionDims {
             heads: call.attrs.size("num_heads")?,

@@ -1,6 +1,6 @@
 //! Attention to keys and values in the blocks of a paged cache.
 
-use super::dims::operand;
+use super::dims::{expect_caches, operand};
 use super::{Attention, AttentionDims, AttentionOptions, NO_WINDOW, empty_results};
 use crate::NodeId;
 use crate::dtype::DType;
@@ -35,10 +35,8 @@ impl PagedDims {
             return Err("takes queries, cached keys, cached values, positions and a block table".into());
         };
         // What the operands have in common with attention to one sequence.
-        let dims = AttentionDims::attributes_of(&Call {
-            inputs: &call.inputs[..3],
-            ..*call
-        })?;
+        expect_caches(call.inputs)?;
+        let dims = AttentionDims::attributes_of(call)?;
         let (leading, rows) = operand("the queries", q, dims.heads, dims.head_dim)?;
         if !leading.is_empty() {
             return Err(format!(
@@ -129,7 +127,7 @@ impl Operator for PagedAttention {
 
     fn doc(&self) -> Doc {
         Doc {
-            shapes: "q [rows, num_heads * head_dim], cached keys and values [blocks, block_rows, num_kv_heads * head_dim], positions (u32) [rows], block table (u32) [rows, blocks of a sequence] -> as q",
+            shapes: "q [rows, num_heads * head_dim], cached keys and values [blocks, block_rows, num_kv_heads * head_dim], positions (u32) [rows], block table (u32) [rows, blocks of a sequence] -> as q; caches are of the queries' type, or f16 for queries of f32",
             formula: "core.attention of each row r to rows 0 .. positions[r] of its own sequence, with a window w to the last w of these; row j of the sequence is row j % block_rows of block block_table[r, j / block_rows]. A position beyond the table's rows sees all of them. Whatever other rows hold changes nothing. A block that is not there is an error of the step",
             source: "PagedAttention (Kwon et al., 2023)",
         }
@@ -179,21 +177,24 @@ impl Operator for PagedAttention {
         let (rows, len, kv, width) = (sizes.dim(9), sizes.dim(6), 1 + sizes.below(3), sizes.dim(33));
         let heads = kv * (1 + sizes.below(3));
         let block_rows = sizes.dim(20);
-        vec![
-            call_of([1, 1], [1, 1], [1, 1, 1], 0),
-            call_of([1, 3], [5, 4], [4, 2, 4], 0),
-            call_of([4, 2], [3, 8], [2, 1, 3], 0),
-            call_of([3, 4], [9, 16], [9, 3, 64], 0),
-            call_of([5, 3], [4, 5], [2, 2, 8], 6),
-            call_of([20, 2], [4, 3], [3, 1, 6], 0),
-            call_of([2, 3], [4, 100], [2, 1, 17], 0),
-            call_of([rows, len], [len + 2, block_rows], [heads, kv, width], 0),
-        ]
+        let cases = [
+            ([1, 1], [1, 1], [1, 1, 1], 0),
+            ([1, 3], [5, 4], [4, 2, 4], 0),
+            ([4, 2], [3, 8], [2, 1, 3], 0),
+            ([3, 4], [9, 16], [9, 3, 64], 0),
+            ([5, 3], [4, 5], [2, 2, 8], 6),
+            ([20, 2], [4, 3], [3, 1, 6], 0),
+            ([2, 3], [4, 100], [2, 1, 17], 0),
+            ([rows, len], [len + 2, block_rows], [heads, kv, width], 0),
+        ];
+        let of = |dtype| cases.map(|(rows, blocks, heads, window)| call_of(dtype, rows, blocks, heads, window));
+        of(DType::F32).into_iter().chain(of(DType::F16)).collect()
     }
 }
 
 /// A call with operands of these sizes: queries and blocks of each; blocks and their rows; heads, key-value heads and width.
 fn call_of(
+    dtype: DType,
     [rows, table_len]: [usize; 2],
     [blocks, block_rows]: [usize; 2],
     [heads, kv_heads, width]: [usize; 3],
@@ -203,12 +204,12 @@ fn call_of(
     let attrs = options.mask(options.heads()).with("window", window);
     let cache = [blocks, block_rows, kv_heads * width];
     let label = format!(
-        "{rows} rows of {table_len} blocks of {blocks} of {block_rows} rows, {heads} on {kv_heads} heads of {width}, window {window}"
+        "{rows} rows of {table_len} blocks of {blocks} of {block_rows} rows, {heads} on {kv_heads} heads of {width}, window {window}, {dtype}"
     );
     let inputs = vec![
         SampleInput::f32(&[rows, heads * width]),
-        SampleInput::f32(&cache),
-        SampleInput::f32(&cache),
+        SampleInput::cache(dtype, &cache),
+        SampleInput::cache(dtype, &cache),
         // One position beyond the table's rows, too.
         SampleInput::below(&[rows], table_len * block_rows + 1),
         SampleInput::below(&[rows, table_len], blocks),
@@ -220,7 +221,8 @@ impl Graph {
     /// Attention of tokens of several sequences to their paged caches: row `r` of `q [rows, num_heads * head_dim]` sees rows
     /// `0..=positions[r]` of its sequence, of which row `j` is row `j % block_rows` of block
     /// `block_table[r, j / block_rows]` of `k_cache` and `v_cache [blocks, block_rows, num_kv_heads * head_dim]`.
-    /// `positions` is `u32 [rows]`, `block_table` `u32 [rows, blocks of a sequence]`. Shaped as `q`.
+    /// `positions` is `u32 [rows]`, `block_table` `u32 [rows, blocks of a sequence]`. Shaped as `q`. With queries of `f32`, the
+    /// caches may be of `f16`.
     ///
     /// It is causal, whatever `options` say. A position beyond the table's rows sees all of them. What other rows hold, NaN
     /// included, changes nothing. A block that is not there is an error of the step.

@@ -2,8 +2,9 @@
 
 use super::dynamic::{RopeDynamicOffset, attrs};
 use super::{RopeDims, RopeScaling};
+use crate::dtype::DType;
 use crate::ops::cache_write::{self, CacheWrite};
-use crate::ops::sample::{Sample, SampleInput, Sizes};
+use crate::ops::sample::{Sample, SampleInput, Sizes, rounding_of_cache};
 use crate::ops::{Arity, AttrDecls, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics};
 use crate::shape::TensorType;
 
@@ -16,7 +17,7 @@ impl Operator for RopeCacheWrite {
 
     fn doc(&self) -> Doc {
         Doc {
-            shapes: "new rows [batch..., rows, heads * head_dim], cache [batch..., capacity, heads * head_dim], position (u32) [batch...], or [1] without batch -> as the cache",
+            shapes: "new rows [batch..., rows, heads * head_dim], cache [batch..., capacity, heads * head_dim], position (u32) [batch...], or [1] without batch -> as the cache; a cache is of the rows' type, or f16 for rows of f32",
             formula: "core.cache_write of core.rope_dynamic_offset(new rows, position), into the cache at the position",
             source: "rotated rows are written only to the cache; replaces the two calls where that is faster",
         }
@@ -80,20 +81,25 @@ impl Operator for RopeCacheWrite {
             (vec![2, 2], [2, 6], 1, 34, scaled),
             (vec![2], [rows, rows + more], heads, 2 * half, RopeScaling::None),
         ];
-        cases
-            .into_iter()
-            .map(|(batch, [rows, capacity], heads, head_dim, scaling)| {
+        let mut samples = Vec::new();
+        for dtype in [DType::F32, DType::F16] {
+            for (batch, [rows, capacity], heads, head_dim, scaling) in &cases {
+                let (rows, capacity, heads, head_dim) = (*rows, *capacity, *heads, *head_dim);
                 let shape = |rows| [&batch[..], &[rows, heads * head_dim]].concat();
-                let positions = if batch.is_empty() { &[1][..] } else { &batch };
+                let positions = if batch.is_empty() { &[1][..] } else { batch };
                 let inputs = vec![
                     SampleInput::f32(&shape(rows)),
-                    SampleInput::f32(&shape(capacity)).state(),
+                    SampleInput::cache(dtype, &shape(capacity)).state(),
                     SampleInput::below(positions, capacity + 1 - rows),
                 ];
-                let label =
-                    format!("{rows} of {capacity} rows of {heads} heads of {head_dim}, batch {batch:?}, {scaling:?}");
-                Sample::new(label, inputs, attrs(10_000.0, head_dim as u32, scaling))
-            })
-            .collect()
+                let label = format!(
+                    "{rows} of {capacity} rows of {heads} heads of {head_dim}, batch {batch:?}, {scaling:?}, {dtype}"
+                );
+                let mut sample = Sample::new(label, inputs, attrs(10_000.0, head_dim as u32, *scaling));
+                sample.tolerance = sample.tolerance.max(rounding_of_cache(dtype));
+                samples.push(sample);
+            }
+        }
+        samples
     }
 }

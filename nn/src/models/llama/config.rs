@@ -3,7 +3,7 @@
 use meganeura_core::Error;
 use meganeura_core::ops::RopeScaling;
 
-use super::{MoeConfig, StorageMap};
+use super::{CacheType, MoeConfig, StorageMap};
 use crate::layers::{
     Activation, Fault, LongRope, LoraConfig, QkNorm, SelfAttentionConfig, WeightStorage, check_eps, check_heads,
     check_rotary_dim, check_sizes, check_theta,
@@ -124,6 +124,8 @@ pub struct LlamaConfig {
     pub lora: Option<LoraConfig>,
     /// How matrices are stored. All but `f32` are for models that are not trained; norms and biases stay `f32`.
     pub weights: StorageMap,
+    /// How keys and values are cached.
+    pub cache_type: CacheType,
 }
 
 impl LlamaConfig {
@@ -164,6 +166,7 @@ impl LlamaConfig {
             tied_embeddings: true,
             lora: None,
             weights: StorageMap::all(WeightStorage::F32),
+            cache_type: CacheType::F32,
         }
     }
 

@@ -1,11 +1,13 @@
 //! Decoder-only language models of the Llama family.
 
 mod block;
+mod cache;
 mod config;
 mod feed_forward;
 mod storage;
 
 pub use block::LlamaBlock;
+pub use cache::CacheType;
 pub use config::{LayerSet, LlamaConfig, NormPlacement};
 pub use feed_forward::MoeConfig;
 pub use storage::StorageMap;

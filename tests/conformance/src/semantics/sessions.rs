@@ -15,6 +15,7 @@ use crate::storage::narrow;
 pub(super) fn cases() -> Vec<Case> {
     vec![
         case("sessions/two at once from two threads", two_threads),
+        case("sessions/two at once on a busy device", busy_device),
         case("sessions/moved to another thread", moved),
         case("sessions/do not share memory", separate_memory),
         case("sessions/weights from training to inference", copied_weights),
@@ -65,6 +66,53 @@ fn two_threads(device: &SharedDevice) -> CaseRun {
         same_f32("the first session's losses", &a?, &expected[0])?;
         same_f32("the second session's losses", &b?, &expected[1])?;
     }
+    Ok(Check::default())
+}
+
+/// A graph whose steps take a device much longer than those of [`model`].
+fn long_session(device: &SharedDevice) -> Result<Session> {
+    const WIDTH: usize = 192;
+    let mut g = Graph::new();
+    let x = g.input("x", &[WIDTH, WIDTH]);
+    let w = g.parameter("w", &[WIDTH, WIDTH]);
+    let y = (0..4).fold(x, |y, _| {
+        let y = g.matmul(y, w);
+        g.tanh(y)
+    });
+    let loss = g.mean_all(y);
+    g.set_outputs(vec![loss]);
+    let (mut session, _) = Builder::on(device.clone()).optimizer(Sgd::new(0.1)).build(&g)?;
+    session.try_set_input("x", &narrow(&numbers(WIDTH * WIDTH, 3)))?;
+    session.try_set_parameter("w", &narrow(&numbers(WIDTH * WIDTH, 4)))?;
+    Ok(session)
+}
+
+/// Two sessions step from two threads while a third one keeps the device busy with steps that nobody waits for: all three
+/// compute what they compute alone.
+fn busy_device(device: &SharedDevice) -> CaseRun {
+    const LONG_STEPS: usize = 12;
+    let long_losses = |session: &mut Session| -> Result<f32> {
+        (0..LONG_STEPS).try_for_each(|_| session.try_step())?;
+        session.try_read_loss()
+    };
+    let alone = |width| -> Result<Vec<f32>> { losses(&mut session(device, width)?) };
+    let expected = [alone(20)?, alone(33)?];
+    let expected_long = long_losses(&mut long_session(device)?)?;
+
+    let mut long = long_session(device)?;
+    let (found, of_long) = thread::scope(|scope| {
+        let others = [20, 33].map(|width| {
+            let device = device.clone();
+            scope.spawn(move || -> Result<Vec<f32>> { losses(&mut session(&device, width)?) })
+        });
+        let of_long = long_losses(&mut long);
+        let found = others.map(|h| h.join().unwrap_or_else(|_| Err(Error::backend("device", "panicked"))));
+        (found, of_long)
+    });
+    for (found, expected) in found.into_iter().zip(&expected) {
+        same_f32("the losses of a short session", &found?, expected)?;
+    }
+    same_f32("the loss of the long session", &[of_long?], &[expected_long])?;
     Ok(Check::default())
 }
 

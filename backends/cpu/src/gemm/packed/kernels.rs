@@ -3,7 +3,7 @@
 use half::f16;
 use meganeura_core::quantization::BLOCK;
 
-use super::integers::Integers;
+use super::rounded::RoundedKernels;
 use super::rows::Rows;
 use crate::simd::Vector;
 
@@ -41,10 +41,8 @@ pub(super) const UNIT: usize = 4;
 pub(super) struct PanelKernels {
     /// [`matmul`] of 1, 2 ... rows and whole panels.
     pub(super) matmul: [MatmulFn; MAX_ROWS],
-    /// Numbers `[first, len]` of a panel, as columns of a panel whose rows are so far apart.
-    pub(super) panel: unsafe fn(Rows, [usize; 2], usize, *mut f32),
-    /// Matmuls of a rounded row with whole panels.
-    pub(super) integers: Integers,
+    /// Matmuls of rounded rows with whole panels.
+    pub(super) rounded: RoundedKernels,
 }
 
 /// A storage, for inner loops.

@@ -1,11 +1,12 @@
-//! Matmuls with the rows of a matrix in few bits, expanded where they are used: in registers for few rows of the left
-//! operand, else a piece at a time as other right operands are packed. One row is rounded to integers instead, where there
-//! are kernels for it.
+//! Matmuls with the rows of a matrix in few bits. Rows of the left operand are rounded to integers where there are kernels for
+//! it: to 16 bits by weights in panels, to 21 bits one row alone. Else weights are expanded where they are used: in registers
+//! for few rows of the left operand, or a piece at a time as other right operands are packed.
 
 mod integers;
 mod kernels;
 #[cfg(target_arch = "x86_64")]
 mod panels;
+mod rounded;
 mod rows;
 
 use std::ops::Range;
@@ -19,6 +20,7 @@ pub(crate) use rows::{Rows, Storage};
 
 use integers::{Group, Integers};
 use kernels::{MatmulFn, PANEL_ROWS, PanelKernels, UNIT};
+use rounded::{Block, RoundedKernels};
 
 use super::kernels::KernelSet;
 use super::matrix::{MatrixPlan, Right};
@@ -47,13 +49,18 @@ const MAX_TASKS: usize = 32;
 /// The same of matmuls in integers. Matrices of 576 by 192 are two tasks, which two threads can share.
 const INTEGER_TASK_NUMBERS: usize = 48 * 1024;
 const MAX_INTEGER_TASKS: usize = 64;
+/// Operations of matmuls of rounded rows that are worth a task: some 50 microseconds.
+const ROUNDED_TASK_PRODUCTS: usize = 3 << 20;
+/// Bytes of rounded rows that a task reads for each panel of weights, so that they stay in the second-level cache.
+const ROUNDED_TASK_BYTES: usize = 384 << 10;
 /// Rows of the left operand up to which numbers are expanded in registers, for each few rows anew.
 const FEW_ROWS: usize = 2 * MAX_ROWS;
 /// Tasks have whole groups of so many columns, which is what inner loops like, or whole panels.
 const GROUP: usize = 4;
 
-/// `f32`s, a cache line, before a rounded row, of which the first says whether it can be used.
-const HEADER: usize = 16;
+/// `f32`s of a cache line. There are whole ones before rounded rows, with a number for each tile of rows, which is not 0 if it
+/// can be used.
+const LINE: usize = 16;
 
 /// How a matmul is computed.
 #[derive(Clone)]
@@ -62,6 +69,12 @@ enum Way {
     Registers { tasks: usize },
     /// The row is rounded to integers, which [`PackedGemm::prepare`] does, unless its numbers forbid it.
     Integers { tasks: usize, kernels: &'static Integers },
+    /// So are all rows, by weights in panels. A task has a part of the rows and a part of the columns.
+    Rounded {
+        by_rows: usize,
+        by_cols: usize,
+        kernels: &'static RoundedKernels,
+    },
     /// Numbers are expanded as the right operand of a matmul is packed.
     Panels(GemmSpec, MatrixPlan),
 }
@@ -131,14 +144,23 @@ impl PackedGemm {
     fn with_kernel([m, n, k]: [usize; 3], storage: Storage, in_panels: bool, kernel: Kernel) -> Self {
         let set = kernel.set();
         let panels = panel_kernels(set.kernel, storage).filter(|_| in_panels);
-        let integers = match panels {
-            Some(kernels) => Some(&kernels.integers),
-            None => integers_by_rows(set.kernel, storage),
-        };
-        let way = if m <= FEW_ROWS || n == 0 || k == 0 {
+        let groups = n.div_ceil(if panels.is_some() { PANEL_ROWS } else { GROUP });
+        let is_empty = m == 0 || n == 0 || k == 0;
+        let way = if let (Some(panels), false) = (panels, is_empty) {
+            let row_bytes = size_of::<Block>() * (k / BLOCK);
+            let rows = (ROUNDED_TASK_BYTES / row_bytes / rounded::ROWS).max(1) * rounded::ROWS;
+            let by_rows = m.div_ceil(rows);
+            let products = n.saturating_mul(k).saturating_mul(m);
+            // A few rows are bound by the weights' bytes.
+            let tasks = (products / ROUNDED_TASK_PRODUCTS).max(n.saturating_mul(k) / INTEGER_TASK_NUMBERS);
+            Way::Rounded {
+                by_rows,
+                by_cols: (tasks / by_rows).clamp(1, MAX_INTEGER_TASKS).min(groups),
+                kernels: &panels.rounded,
+            }
+        } else if m <= FEW_ROWS || is_empty {
             let work = n.saturating_mul(k).saturating_mul(m.div_ceil(MAX_ROWS));
-            let groups = n.div_ceil(if panels.is_some() { PANEL_ROWS } else { GROUP });
-            match integers {
+            match integers_by_rows(set.kernel, storage) {
                 Some(kernels) if m == 1 && work > 0 => Way::Integers {
                     tasks: (work / INTEGER_TASK_NUMBERS).clamp(1, MAX_INTEGER_TASKS).min(groups),
                     kernels,
@@ -177,6 +199,7 @@ impl PackedGemm {
     pub(crate) fn tasks(&self) -> usize {
         match &self.way {
             Way::Registers { tasks } | Way::Integers { tasks, .. } => *tasks,
+            Way::Rounded { by_rows, by_cols, .. } => by_rows * by_cols,
             Way::Panels(_, plan) => plan.tasks(0),
         }
     }
@@ -189,32 +212,60 @@ impl PackedGemm {
     /// `f32`s of scratch of a worker.
     pub(crate) fn worker_len(&self) -> usize {
         match &self.way {
-            Way::Registers { .. } | Way::Integers { .. } => 0,
+            Way::Registers { .. } | Way::Integers { .. } | Way::Rounded { .. } => 0,
             Way::Panels(_, plan) => plan.worker_len(),
         }
     }
 
-    /// `f32`s of scratch that the tasks share, which [`PackedGemm::prepare`] fills; with none there is nothing to prepare.
+    /// `f32`s of scratch that the tasks share, which [`PackedGemm::prepare`] fills.
     pub(crate) fn shared_len(&self) -> usize {
         match &self.way {
-            Way::Integers { .. } => HEADER + integers::groups(self.k) * (size_of::<Group>() / size_of::<f32>()),
+            Way::Integers { .. } => LINE + integers::groups(self.k) * (size_of::<Group>() / size_of::<f32>()),
+            Way::Rounded { .. } => self.header() + self.preparations() * self.tile_len(),
             Way::Registers { .. } | Way::Panels(..) => 0,
         }
     }
 
-    /// Does what has to be done once, before any task.
+    /// Independent tasks of [`PackedGemm::prepare`]. With none there is nothing to prepare.
+    pub(crate) fn preparations(&self) -> usize {
+        match &self.way {
+            Way::Integers { .. } => 1,
+            Way::Rounded { .. } => self.m.div_ceil(rounded::ROWS),
+            Way::Registers { .. } | Way::Panels(..) => 0,
+        }
+    }
+
+    /// `f32`s before the tiles of rounded rows.
+    fn header(&self) -> usize {
+        self.preparations().next_multiple_of(LINE)
+    }
+
+    /// `f32`s of a tile of rounded rows.
+    fn tile_len(&self) -> usize {
+        rounded::tile_blocks(self.k) * (size_of::<Block>() / size_of::<f32>())
+    }
+
+    /// Does a task of what has to be done before [`PackedGemm::run`].
     ///
     /// # Safety
     ///
-    /// The left operand has its size, the shared scratch is as long as asked for and begins with a cache line; nobody writes
-    /// the one or accesses the other meanwhile.
-    pub(crate) unsafe fn prepare(&self, x: *const f32, shared: *mut f32) {
-        if let Way::Integers { kernels, .. } = &self.way {
-            // SAFETY: the kernels are of a set that the CPU can run; passed on to the caller.
-            unsafe {
-                let is_rounded = (kernels.round)(x, self.k, shared.add(HEADER).cast());
-                *shared = f32::from(u8::from(is_rounded));
-            }
+    /// The task exists, the left operand has its size, the shared scratch is as long as asked for and begins with a cache line;
+    /// nobody writes the one or accesses the other meanwhile, but for other tasks of this.
+    pub(crate) unsafe fn prepare(&self, task: usize, x: *const f32, shared: *mut f32) {
+        // SAFETY: the kernels are of a set that the CPU can run; each task has its own rows, blocks and flag; passed on to the
+        // caller.
+        unsafe {
+            let is_rounded = match &self.way {
+                Way::Integers { kernels, .. } => (kernels.round)(x, self.k, shared.add(LINE).cast()),
+                Way::Rounded { kernels, .. } => {
+                    let first = task * rounded::ROWS;
+                    let rows = rounded::ROWS.min(self.m - first);
+                    let tile = shared.add(self.header() + task * self.tile_len());
+                    (kernels.round)(x.add(first * self.k), [rows, self.k], tile.cast())
+                }
+                Way::Registers { .. } | Way::Panels(..) => return,
+            };
+            *shared.add(task) = f32::from(u8::from(is_rounded));
         }
     }
 
@@ -237,8 +288,12 @@ impl PackedGemm {
 
     /// Adds the weights that a task reads, if memory bounds the matmul.
     pub(crate) fn reads(&self, task: usize, weights: Rows, prefetch: &mut Prefetch) {
-        let (Way::Registers { tasks } | Way::Integers { tasks, .. }) = &self.way else {
-            return;
+        let tasks = match &self.way {
+            Way::Registers { tasks } | Way::Integers { tasks, .. } => tasks,
+            Way::Rounded {
+                by_rows: 1, by_cols, ..
+            } if self.m <= FEW_ROWS => by_cols,
+            Way::Rounded { .. } | Way::Panels(..) => return,
         };
         let cols = self.columns(*tasks, task);
         let row = self.storage.bytes(self.k);
@@ -269,25 +324,28 @@ impl PackedGemm {
             Way::Registers { tasks } => {
                 let cols = self.columns(*tasks, task);
                 // SAFETY: columns of a task are its own, and below `n`; passed on to the caller.
-                unsafe { self.in_registers(cols, x, weights, y) }
+                unsafe { self.in_registers(0..self.m, cols, x, weights, y) }
             }
             Way::Integers { tasks, kernels } => {
                 let cols = self.columns(*tasks, task);
-                let with_integers = match self.panels {
-                    Some(_) => self.in_panels(&cols),
-                    None => cols.len(),
-                };
-                let rest = cols.start + with_integers..cols.end;
                 // SAFETY: as above; the row is rounded if its header says so.
                 unsafe {
                     if *shared == 0.0 {
-                        return self.in_registers(cols, x, weights, y);
+                        return self.in_registers(0..1, cols, x, weights, y);
                     }
-                    let weights_of_task = weights.from(self.storage, cols.start);
-                    let row = shared.add(HEADER).cast();
-                    (kernels.matvec)(row, weights_of_task, with_integers, y.add(cols.start));
-                    self.in_registers(rest, x, weights, y);
+                    let weights = weights.from(self.storage, cols.start);
+                    (kernels.matvec)(shared.add(LINE).cast(), weights, cols.len(), y.add(cols.start));
                 }
+            }
+            Way::Rounded {
+                by_rows,
+                by_cols,
+                kernels,
+            } => {
+                let cols = self.columns(*by_cols, task % by_cols);
+                let tiles = share(self.preparations(), *by_rows, task / by_cols);
+                // SAFETY: columns and rows of a task are its own; passed on to the caller.
+                unsafe { self.by_tiles(kernels, tiles, cols, x, weights, y, shared) }
             }
             Way::Panels(spec, plan) => {
                 let right = Expanded { gemm: self, weights };
@@ -305,14 +363,52 @@ impl PackedGemm {
         }
     }
 
+    /// Multiplies tiles of rounded rows: each panel of weights by all of them, as they are in a cache.
+    ///
     /// # Safety
     ///
     /// As for [`PackedGemm::run`].
-    unsafe fn in_registers(&self, cols: Range<usize>, x: *const f32, weights: Rows, y: *mut f32) {
+    #[expect(clippy::too_many_arguments, reason = "operands, and what a task has of them")]
+    unsafe fn by_tiles(
+        &self,
+        kernels: &RoundedKernels,
+        tiles: Range<usize>,
+        cols: Range<usize>,
+        x: *const f32,
+        weights: Rows,
+        y: *mut f32,
+        shared: *const f32,
+    ) {
+        let in_panels = self.in_panels(&cols);
+        let rows_of = |tile: usize| tile * rounded::ROWS..self.m.min((tile + 1) * rounded::ROWS);
+        // SAFETY: tiles and columns of the task; a tile is rounded if its number in the header says so.
+        unsafe {
+            let is_rounded = |tile: usize| *shared.add(tile) != 0.0;
+            for at in (0..in_panels).step_by(PANEL_ROWS) {
+                let col = cols.start + at;
+                let panel = weights.from(self.storage, col);
+                for tile in tiles.clone().filter(|&tile| is_rounded(tile)) {
+                    let rows = rows_of(tile);
+                    let from = shared.add(self.header() + tile * self.tile_len());
+                    let to = y.add(rows.start * self.n + col);
+                    (kernels.matmul[rows.len() - 1])(from.cast(), panel, PANEL_ROWS, to, self.n);
+                }
+            }
+            for tile in tiles {
+                let done = if is_rounded(tile) { in_panels } else { 0 };
+                self.in_registers(rows_of(tile), cols.start + done..cols.end, x, weights, y);
+            }
+        }
+    }
+
+    /// # Safety
+    ///
+    /// As for [`PackedGemm::run`].
+    unsafe fn in_registers(&self, rows: Range<usize>, cols: Range<usize>, x: *const f32, weights: Rows, y: *mut f32) {
         let plain = &self.storage.kernels(self.set).matmul;
         let in_panels = self.in_panels(&cols);
-        for row in (0..self.m).step_by(MAX_ROWS) {
-            let rows = MAX_ROWS.min(self.m - row);
+        for row in rows.clone().step_by(MAX_ROWS) {
+            let rows = MAX_ROWS.min(rows.end - row);
             let matmul = |kernels: &[MatmulFn; MAX_ROWS], cols: Range<usize>| {
                 // SAFETY: `rows` rows from `row` on, and columns of the task.
                 unsafe {
@@ -349,25 +445,12 @@ struct Expanded<'a> {
 impl Right for Expanded<'_> {
     unsafe fn pack(&self, spec: &GemmSpec, set: &KernelSet, steps: &Range<usize>, panels: Range<usize>, to: *mut f32) {
         let (width, storage) = (set.tile_cols, self.gemm.storage);
-        let plain = storage.kernels(set).panels;
         let cols = panels.start * width..(panels.end * width).min(spec.n);
-        let in_panels = self.gemm.in_panels(&cols);
-        // SAFETY: rows and their numbers are within the weights; blocks along k are whole, but for the last. A panel has whole
-        // registers, and so many columns that a panel is within one.
+        // SAFETY: rows and their numbers are within the weights, which are not in panels; blocks along k are whole, but for the
+        // last.
         unsafe {
-            if let Some(panels) = self.gemm.panels {
-                for at in (0..in_panels).step_by(PANEL_ROWS) {
-                    let rows = self.weights.from(storage, cols.start + at);
-                    let to = to.add(at / width * width * steps.len() + at % width);
-                    (panels.panel)(rows, [steps.start, steps.len()], width, to);
-                }
-            }
-            // What is left of the panel in which panels end, and whole panels.
-            let inside = in_panels % width;
-            let rest = cols.len() - in_panels;
-            let rows = self.weights.from(storage, cols.start + in_panels);
-            let to = to.add((in_panels - inside) * steps.len() + inside);
-            plain(rows, [steps.start, steps.len()], [rest, width], to);
+            let rows = self.weights.from(storage, cols.start);
+            (storage.kernels(set).panels)(rows, [steps.start, steps.len()], [cols.len(), width], to);
         }
     }
 }

@@ -2,22 +2,22 @@
 //! row, or their bytes. Sums and scales have a lane for each row, so that nothing is added across lanes, and scales are
 //! converted and multiplied sixteen at a time.
 //!
-//! `vpdpbusd` adds four products of bytes to 32 bits at once. The bytes are the weights' integers with an offset, which is
-//! taken out by the sums of the row's digits, where sums begin.
+//! Matmuls round the left operand's rows ([`super::rounded`]). With numbers that cannot be rounded, weights are expanded in
+//! registers, as here.
 
 use std::arch::x86_64::*;
 
 use meganeura_core::quantization::BLOCK;
 
-use super::integers::{DIGIT_BITS, DIGITS, Group, Integers};
 use super::kernels::{Affine, Bytes, FewBits, Halves, Nibbles, PANEL_ROWS, PanelKernels, UNIT};
+use super::rounded::RoundedKernels;
 use super::rows::{Rows, Storage};
 use crate::gemm::spec::Kernel;
 use crate::simd::{LINE, prefetch_line};
 use meganeura_core::quantization::BlockFormat;
 
 /// Steps of a block, of four numbers each.
-const STEPS: usize = BLOCK / 4;
+pub(super) const STEPS: usize = BLOCK / 4;
 /// Prefetch distance in bytes, into the second-level cache: a panel is read as one stream, and tasks of a thread follow each
 /// other.
 const AHEAD: usize = 16 << 10;
@@ -46,13 +46,12 @@ pub(super) fn fastest(kernel: Kernel, storage: Storage) -> Option<&'static Panel
 const fn kernels<F: PanelFormat>() -> PanelKernels {
     PanelKernels {
         matmul: [matmul::<F, 1>, matmul::<F, 2>, matmul::<F, 3>, matmul::<F, 4>],
-        panel: panel::<F>,
-        integers: Integers::of(integers::<F>),
+        rounded: RoundedKernels::of::<F>(),
     }
 }
 
 /// A storage in panels. Blocks are those of all rows of a panel: as many units as one row's, each of a register.
-trait PanelFormat {
+pub(super) trait PanelFormat {
     /// Bytes of a row's block.
     const BYTES: usize;
     /// The offset of [`PanelFormat::bytes`].
@@ -61,8 +60,6 @@ trait PanelFormat {
     /// half.
     const SCALES: usize = 1;
     const MINIMUM: bool = false;
-    /// Whether sums of a block's digits may need more than 32 bits.
-    const WIDE: bool;
 
     /// A step's integers, each with the offset that makes it positive.
     ///
@@ -88,7 +85,6 @@ static NUMBERS: [f32; 16] = [
 impl PanelFormat for Nibbles {
     const BYTES: usize = BLOCK / 2;
     const OFFSET: i32 = 8;
-    const WIDE: bool = false;
 
     #[inline(always)]
     unsafe fn bytes(block: *const u8, step: usize) -> __m512i {
@@ -119,7 +115,6 @@ impl PanelFormat for Nibbles {
 impl PanelFormat for Bytes {
     const BYTES: usize = BLOCK;
     const OFFSET: i32 = 128;
-    const WIDE: bool = true;
 
     #[inline(always)]
     unsafe fn bytes(block: *const u8, step: usize) -> __m512i {
@@ -181,7 +176,6 @@ unsafe fn number_of<const OFFSET: i32>(bytes: __m512i, e: usize) -> __m512 {
 impl PanelFormat for FewBits<1, 16> {
     const BYTES: usize = BLOCK / 8 * 5;
     const OFFSET: i32 = 16;
-    const WIDE: bool = false;
 
     #[inline(always)]
     unsafe fn bytes(block: *const u8, step: usize) -> __m512i {
@@ -201,7 +195,6 @@ impl<const ABOVE: u32> PanelFormat for Affine<ABOVE> {
     const OFFSET: i32 = 0;
     const SCALES: usize = 2;
     const MINIMUM: bool = true;
-    const WIDE: bool = ABOVE > 0;
 
     #[inline(always)]
     unsafe fn bytes(block: *const u8, step: usize) -> __m512i {
@@ -220,7 +213,6 @@ impl PanelFormat for Halves {
     const BYTES: usize = BLOCK / 8 * 6;
     const OFFSET: i32 = 32;
     const SCALES: usize = 2;
-    const WIDE: bool = false;
 
     #[inline(always)]
     unsafe fn bytes(block: *const u8, step: usize) -> __m512i {
@@ -240,7 +232,7 @@ impl PanelFormat for Halves {
 
 /// Asks for what lies before some bytes.
 #[inline(always)]
-fn ask_ahead(at: *const u8, bytes: usize) {
+pub(super) fn ask_ahead(at: *const u8, bytes: usize) {
     for line in (0..bytes).step_by(LINE) {
         prefetch_line(at.addr().wrapping_add(AHEAD + line));
     }
@@ -252,7 +244,7 @@ fn ask_ahead(at: *const u8, bytes: usize) {
 ///
 /// The CPU has AVX-512, and they are there.
 #[inline(always)]
-unsafe fn scales_of(scales: *const u16, block: usize) -> __m512 {
+pub(super) unsafe fn scales_of(scales: *const u16, block: usize) -> __m512 {
     // SAFETY: passed on to the caller.
     unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(scales.add(block * PANEL_ROWS).cast())) }
 }
@@ -273,65 +265,6 @@ unsafe fn scaled<F: PanelFormat>(number: __m512, scales: *const u16, block: usiz
         let part = if F::SCALES == 2 { step / (STEPS / 2) } else { 0 };
         _mm512_mul_ps(number, scales_of(scales, F::SCALES * block + part))
     }
-}
-
-/// # Safety
-///
-/// As for [`Integers::matvec`], with whole panels.
-#[target_feature(enable = "avx512f,avx512bw,avx512vnni,f16c")]
-unsafe fn integers<F: PanelFormat>(x: *const Group, weights: Rows, cols: usize, y: *mut f32) {
-    let blocks = weights.k / BLOCK;
-    for panel in (0..cols).step_by(PANEL_ROWS) {
-        // SAFETY: blocks of the panel, groups of the row, and the panel's results.
-        unsafe {
-            let numbers = weights.numbers.add(panel * blocks * F::BYTES);
-            let scales = weights.scales.add(panel * blocks * F::SCALES);
-            let mut sum = _mm512_setzero_ps();
-            for block in 0..blocks {
-                let at = numbers.add(block * F::BYTES * PANEL_ROWS);
-                let (group, index) = (&*x.add(block / Group::BLOCKS), block % Group::BLOCKS);
-                // Parts that have scales of their own.
-                let parts = if F::SCALES == 2 && !F::MINIMUM { 2 } else { 1 };
-                for part in 0..parts {
-                    let sums = match parts {
-                        1 => group.sums(index),
-                        _ => group.sums_of_half(index, part),
-                    };
-                    let [low, high] = sums.map(|sum| _mm512_set1_epi32(sum.wrapping_mul(-F::OFFSET)));
-                    let mut digits = [low, _mm512_setzero_si512(), high];
-                    for step in part * STEPS / parts..(part + 1) * STEPS / parts {
-                        if step * UNIT < F::BYTES {
-                            ask_ahead(at.wrapping_add(step * UNIT * PANEL_ROWS), UNIT * PANEL_ROWS);
-                        }
-                        let bytes = F::bytes(at, step);
-                        for (digit, sum) in digits.iter_mut().enumerate() {
-                            let own = _mm512_set1_epi32(group.four(digit, index, step));
-                            *sum = _mm512_dpbusd_epi32(*sum, bytes, own);
-                        }
-                    }
-                    let [d0, d1, d2] = digits;
-                    let lower = _mm512_add_epi32(d0, _mm512_slli_epi32::<{ DIGIT_BITS }>(d1));
-                    let product = if F::WIDE {
-                        let unit = _mm512_set1_ps((1u32 << (2 * DIGIT_BITS)) as f32);
-                        _mm512_fmadd_ps(_mm512_cvtepi32_ps(d2), unit, _mm512_cvtepi32_ps(lower))
-                    } else {
-                        let upper = _mm512_slli_epi32::<{ 2 * DIGIT_BITS }>(d2);
-                        _mm512_cvtepi32_ps(_mm512_add_epi32(lower, upper))
-                    };
-                    let scales = scales_of(scales, F::SCALES * block + part);
-                    let scales = _mm512_mul_ps(scales, _mm512_set1_ps(group.scale(index)));
-                    sum = _mm512_fmadd_ps(product, scales, sum);
-                }
-                if F::MINIMUM {
-                    let [low, high] = group.sums(index);
-                    let all = (low + (high << (2 * DIGIT_BITS))) as f32 * group.scale(index);
-                    sum = _mm512_fmadd_ps(scales_of(scales, 2 * block + 1), _mm512_set1_ps(all), sum);
-                }
-            }
-            _mm512_storeu_ps(y.add(panel), sum);
-        }
-    }
-    const { assert!(DIGITS == 3) };
 }
 
 /// # Safety
@@ -373,28 +306,6 @@ unsafe fn matmul<F: PanelFormat, const M: usize>(x: *const f32, weights: Rows, c
             }
             for (i, sum) in sums.into_iter().enumerate() {
                 _mm512_storeu_ps(y.add(i * y_row + panel), sum);
-            }
-        }
-    }
-}
-
-/// # Safety
-///
-/// As for [`super::panels`], with a panel, and room for rows of the panel that are `width` apart.
-#[target_feature(enable = "avx512f,avx512bw,avx512vnni,f16c")]
-unsafe fn panel<F: PanelFormat>(weights: Rows, [first, len]: [usize; 2], width: usize, to: *mut f32) {
-    let blocks = first / BLOCK..(first + len) / BLOCK;
-    for (to_block, block) in blocks.enumerate() {
-        // SAFETY: a block of the panel, and rows of the panel for it.
-        unsafe {
-            let at = weights.numbers.add(block * F::BYTES * PANEL_ROWS);
-            ask_ahead(at, F::BYTES * PANEL_ROWS);
-            let to = to.add(to_block * BLOCK * width);
-            for step in 0..STEPS {
-                for e in 0..4 {
-                    let number = scaled::<F>(F::number(at, step, e), weights.scales, block, step);
-                    _mm512_storeu_ps(to.add((4 * step + e) * width), number);
-                }
             }
         }
     }

@@ -103,8 +103,10 @@ fn products_of_every_storage() {
                 let mut worker = vec![f32::NAN; gemm.worker_len()];
                 let mut row = vec![f32::NAN; k];
                 let mut shared = scratch(gemm.shared_len());
-                // SAFETY: vectors of these sizes.
-                unsafe { gemm.prepare(x.as_ptr(), shared.as_mut_ptr().cast()) };
+                for task in 0..gemm.preparations() {
+                    // SAFETY: vectors of these sizes.
+                    unsafe { gemm.prepare(task, x.as_ptr(), shared.as_mut_ptr().cast()) };
+                }
                 let scratch = [shared.as_mut_ptr().cast(), worker.as_mut_ptr()];
                 for task in 0..gemm.tasks() {
                     // SAFETY: vectors of these sizes.
@@ -125,9 +127,14 @@ fn products_of_every_storage() {
                     for i in 0..m {
                         let terms = (0..k).map(|p| f64::from(x[i * k + p]) * weight(j, p));
                         let (sum, size) = terms.fold((0.0, 0.0), |(s, z), t| (s + t, z + t.abs()));
+                        let rounding = if in_panels {
+                            of_16_bits(&x[i * k..][..k], |p| weight(j, p))
+                        } else {
+                            0.0
+                        };
                         let error = (f64::from(y[i * n + j]) - sum).abs();
                         assert!(
-                            error <= 1e-6 * size,
+                            error <= 1e-6 * size + rounding,
                             "{storage:?} {kernel:?} {in_panels} {m} {n} {k} [{i}, {j}]: {error}"
                         );
                     }
@@ -135,6 +142,16 @@ fn products_of_every_storage() {
             }
         }
     }
+}
+
+/// What a sum of products may be off by if a row is rounded to 16 bits: each number by 2^-16 of its block's largest.
+fn of_16_bits(x: &[f32], weight: impl Fn(usize) -> f64) -> f64 {
+    let block = |at: usize| {
+        let largest = x[at..at + BLOCK].iter().fold(0.0f32, |m, x| m.max(x.abs()));
+        let weights: f64 = (at..at + BLOCK).map(|p| weight(p).abs()).sum();
+        f64::from(largest) / (2.0 * 32_639.0) * weights
+    };
+    (0..x.len()).step_by(BLOCK).map(block).sum()
 }
 
 /// Weights of a test.
@@ -156,10 +173,10 @@ fn kernels_and_orders(format: BlockFormat) -> impl Iterator<Item = (Kernel, bool
     })
 }
 
-/// One row by weights, `y = x weights`, by the expansion in registers or as the kernel does it by itself.
-fn one_row(x: &[f32], weights: &Weights, (kernel, in_panels): (Kernel, bool), in_registers: bool) -> Vec<f32> {
-    let (n, k, storage) = (weights.n, x.len(), Storage::Blocks(weights.format));
-    let gemm = PackedGemm::with_kernel([1, n, k], storage, in_panels, kernel);
+/// Some rows by weights, `y = x weights`, by the expansion in registers or as the kernel does it by itself.
+fn rows(x: &[f32], m: usize, weights: &Weights, (kernel, in_panels): (Kernel, bool), in_registers: bool) -> Vec<f32> {
+    let (n, k, storage) = (weights.n, x.len() / m, Storage::Blocks(weights.format));
+    let gemm = PackedGemm::with_kernel([m, n, k], storage, in_panels, kernel);
     let orders = orders([n, k], storage, kernel, weights.bytes, weights.scales);
     let (_, bytes, scales) = &orders[usize::from(in_panels)];
     let weights = Rows {
@@ -167,21 +184,75 @@ fn one_row(x: &[f32], weights: &Weights, (kernel, in_panels): (Kernel, bool), in
         scales: scales.as_ptr(),
         k,
     };
-    let mut y = vec![f32::NAN; n];
+    let mut y = vec![f32::NAN; m * n];
     let mut shared = scratch(gemm.shared_len());
+    let mut worker = vec![f32::NAN; gemm.worker_len()];
     // SAFETY: vectors of these sizes.
     unsafe {
         if in_registers {
-            gemm.in_registers(0..n, x.as_ptr(), weights, y.as_mut_ptr());
+            gemm.in_registers(0..m, 0..n, x.as_ptr(), weights, y.as_mut_ptr());
             return y;
         }
-        gemm.prepare(x.as_ptr(), shared.as_mut_ptr().cast());
+        for task in 0..gemm.preparations() {
+            gemm.prepare(task, x.as_ptr(), shared.as_mut_ptr().cast());
+        }
         for task in 0..gemm.tasks() {
-            let scratch = [shared.as_mut_ptr().cast(), std::ptr::null_mut()];
+            let scratch = [shared.as_mut_ptr().cast(), worker.as_mut_ptr()];
             gemm.run(task, x.as_ptr(), weights, y.as_mut_ptr(), scratch);
         }
     }
     y
+}
+
+fn bits(y: &[f32]) -> Vec<u32> {
+    y.iter().map(|y| y.to_bits()).collect()
+}
+
+/// Rows that are rounded have the same results, to the bit, however many there are; one that cannot be rounded takes those of
+/// its tile with it, and no others.
+#[test]
+fn rounded_rows_do_not_depend_on_others() {
+    let (m, n, k) = (21, 83, 96);
+    let scales: Vec<u16> = (0..2 * n * k / BLOCK)
+        .map(|i| f16::from_f32((i % 13) as f32 * 0.2 - 0.7).to_bits())
+        .collect();
+    let x: Vec<f32> = (0..m * k).map(|i| (i * 37 % 101) as f32 * 0.013 - 0.6).collect();
+    for format in BlockFormat::ALL {
+        let bytes: Vec<u8> = (0..n * k / BLOCK * format.bytes())
+            .map(|i| (i * 31 % 251) as u8)
+            .collect();
+        let weights = Weights {
+            format,
+            bytes: &bytes,
+            scales: &scales,
+            n,
+        };
+        for kernel in kernels_and_orders(format).filter(|&(_, in_panels)| in_panels) {
+            let all = rows(&x, m, &weights, kernel, false);
+            for count in [1, 2, 7, 8, 9, 17] {
+                for first in [0, m - count] {
+                    let some = rows(&x[first * k..][..count * k], count, &weights, kernel, false);
+                    assert_eq!(
+                        bits(&some),
+                        bits(&all[first * n..][..count * n]),
+                        "{format:?} {count} from {first}"
+                    );
+                }
+            }
+            let mut special = x.clone();
+            special[10 * k + 3] = f32::INFINITY;
+            let found = rows(&special, m, &weights, kernel, false);
+            let expanded = rows(&special, m, &weights, kernel, true);
+            assert_eq!(
+                bits(&found[8 * n..16 * n]),
+                bits(&expanded[8 * n..16 * n]),
+                "{format:?}"
+            );
+            for others in [0..8 * n, 16 * n..m * n] {
+                assert_eq!(bits(&found[others.clone()]), bits(&all[others]), "{format:?}");
+            }
+        }
+    }
 }
 
 /// Numbers that a row of integers has no room for: the results are those of a row that is not rounded, to the bit.
@@ -213,8 +284,7 @@ fn rows_that_are_not_rounded() {
             let mut x = plain.clone();
             x[at] = special;
             for kernel in kernels_and_orders(format) {
-                let [found, wanted] = [false, true].map(|way| one_row(&x, &weights, kernel, way));
-                let bits = |y: &[f32]| y.iter().map(|y| y.to_bits()).collect::<Vec<_>>();
+                let [found, wanted] = [false, true].map(|way| rows(&x, 1, &weights, kernel, way));
                 assert_eq!(bits(&found), bits(&wanted), "{format:?} {kernel:?} {special} at {at}");
             }
         }
@@ -222,8 +292,14 @@ fn rows_that_are_not_rounded() {
         let mut x = plain.clone();
         x[32..64].iter_mut().for_each(|x| *x *= 1e-30);
         for kernel in kernels_and_orders(format) {
-            let [found, wanted] = [false, true].map(|way| one_row(&x, &weights, kernel, way));
-            assert_eq!(found, wanted, "{format:?} {kernel:?}");
+            let [found, wanted] = [false, true].map(|way| rows(&x, 1, &weights, kernel, way));
+            if kernel.1 {
+                let largest = wanted.iter().fold(0.0f32, |m, y| m.max(y.abs()));
+                let close = |(a, b): (&f32, &f32)| (a - b).abs() <= 1e-4 * largest;
+                assert!(found.iter().zip(&wanted).all(close), "{format:?} {kernel:?}");
+            } else {
+                assert_eq!(found, wanted, "{format:?} {kernel:?}");
+            }
         }
     }
 }
@@ -252,11 +328,12 @@ fn ends_of_integers() {
                         let sum: f64 = (0..k).map(|p| f64::from(x[p]) * weight(p)).sum();
                         let size: f64 = (0..k).map(|p| f64::from(x[p]).abs() * weight(p).abs()).sum();
                         let largest = (0..BLOCK).map(|p| weight(p).abs()).fold(0.0, f64::max);
-                        for y in one_row(&x, &weights, kernel, false) {
-                            // An element is off by up to 2^-22 of the largest one.
-                            let bound = 1e-6 * size
-                                + 64.0 * largest * f64::from(value.abs()) / f64::from(1 << 22)
-                                    * f64::from(u8::from(others < 1.0));
+                        for y in rows(&x, 1, &weights, kernel, false) {
+                            // An element is off by up to 2^-22 of the largest one, or in panels by half a unit of 16 bits.
+                            let of_integers = 64.0 * largest * f64::from(value.abs()) / f64::from(1 << 22)
+                                * f64::from(u8::from(others < 1.0));
+                            let rounding = if kernel.1 { of_16_bits(&x, weight) } else { of_integers };
+                            let bound = 1e-6 * size + rounding;
                             let error = (f64::from(y) - sum).abs();
                             assert!(
                                 error <= bound,

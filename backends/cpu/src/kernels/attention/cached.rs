@@ -8,8 +8,12 @@
 
 use std::ops::Range;
 
-use meganeura_core::ops::{AttentionDims, PagedDims};
+use half::f16;
+use half::slice::HalfFloatSliceExt;
+use meganeura_core::ops::AttentionDims;
 
+use super::super::cached_rows::has_halves;
+use super::paged::Paged;
 use super::tile::{Tile, softmax_step};
 use super::{Head, KEYS, nanos, rows, scratch, scratch_len, target};
 use crate::gemm::Blocks;
@@ -20,7 +24,7 @@ use crate::simd::LINE;
 use crate::vmath::{self, Isa, Level, multiversion};
 
 /// Rows of queries of a task.
-const ROWS: usize = 16;
+pub(super) const ROWS: usize = 16;
 /// Valid rows that estimates of the duration go by.
 const USUAL_KEYS: usize = 256;
 /// Neighbouring `f32`s of a cache that are worth being read together: 1 KiB.
@@ -28,13 +32,13 @@ const RUN: usize = 256;
 /// Places of keys, and as many of values, from which on they are read at the same time.
 const TOUCHES: usize = 4;
 /// Tasks that are enough for the keys not to be divided.
-const TASKS_THRESHOLD: usize = 16;
+pub(super) const TASKS_THRESHOLD: usize = 16;
 /// Keys that are worth a task, as each has to bring the queries and to be brought together with the others.
 const TASK_KEYS: usize = 32;
 
 /// A call.
 #[derive(Clone, Copy)]
-struct Cached {
+pub(super) struct Cached {
     /// With the capacity as the number of keys.
     dims: AttentionDims,
     /// Rows of queries, and neighbouring key-value heads, of a task at most.
@@ -43,29 +47,56 @@ struct Cached {
     /// Shares that the keys of each query are divided into, at most.
     parts: usize,
     /// What positions, or numbers of blocks, must be below.
-    bound: usize,
-    dispatch: usize,
+    pub(super) bound: usize,
+    pub(super) dispatch: usize,
     level: Level,
     blocks: Blocks,
     q: View<f32>,
-    k: View<f32>,
-    v: View<f32>,
+    /// Keys and values.
+    caches: [Cache; 2],
     positions: View<u32>,
     out: View<f32>,
     /// Where the rows of a sequence are; `None` if one after the other.
     paged: Option<Paged>,
 }
 
+/// Cached keys or values.
+#[derive(Clone, Copy)]
+enum Cache {
+    Plain(View<f32>),
+    /// Tiles are converted before they are used.
+    Halves(View<f16>),
+}
+
+/// Where the keys or values of a tile are.
+#[derive(Clone, Copy)]
+struct TileRows {
+    /// Of the first key-value head of a unit; the others lie side by side.
+    head: Head,
+    /// The number that the first key has there.
+    first: usize,
+}
+
+impl TileRows {
+    /// One of a unit's key-value heads.
+    fn head(&self, index: usize) -> Head {
+        Head {
+            start: self.head.start + index * self.head.width,
+            ..self.head
+        }
+    }
+}
+
 /// The queries of a task: some rows of the heads that share one key-value head, or one of a few.
 #[derive(Clone, Copy)]
-struct Unit {
-    entry: usize,
+pub(super) struct Unit {
+    pub(super) entry: usize,
     /// First key-value head and number of them.
-    kv_head: usize,
-    kv_heads: usize,
+    pub(super) kv_head: usize,
+    pub(super) kv_heads: usize,
     /// First row and number of rows, which are of one sequence when keys are looked at.
-    first: usize,
-    rows: usize,
+    pub(super) first: usize,
+    pub(super) rows: usize,
 }
 
 /// What is known of queries after some keys.
@@ -79,7 +110,7 @@ struct State<'a> {
 
 /// Neighbouring key-value heads whose rows are worth being read together. They lie side by side, and memory is faster in
 /// longer runs; more than one row finds keys and values in the cache again.
-fn heads_in_a_run(dims: &AttentionDims) -> usize {
+pub(super) fn heads_in_a_run(dims: &AttentionDims) -> usize {
     (RUN / dims.head_dim.max(1)).clamp(1, dims.kv_heads.max(1))
 }
 
@@ -90,7 +121,7 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
 }
 
 /// A call whose tasks have at most so many rows and key-value heads.
-fn compile_call(
+pub(super) fn compile_call(
     cx: &CompileCx,
     dims: AttentionDims,
     [row_block, heads_together]: [usize; 2],
@@ -106,8 +137,10 @@ fn compile_call(
         level: cx.level,
         blocks: Blocks::detect(),
         q: cx.input(0),
-        k: cx.input(1),
-        v: cx.input(2),
+        caches: [1, 2].map(|i| match has_halves(cx.input_type(i)) {
+            true => Cache::Halves(cx.input(i)),
+            false => Cache::Plain(cx.input(i)),
+        }),
         positions: cx.input(3),
         out: cx.output(0),
         paged,
@@ -180,10 +213,14 @@ impl Cached {
         self.heads_together * self.dims.group() * self.row_block.min(self.dims.rows_q)
     }
 
-    /// Queries and scores of a task.
-    fn private_lens(&self) -> [usize; 2] {
+    /// Queries and scores of a task, and a tile of converted keys and values.
+    fn private_lens(&self) -> [usize; 4] {
         let (queries, width) = (self.queries(), self.dims.head_dim);
-        [queries * width, queries * KEYS]
+        let [keys, values] = self.caches.map(|cache| match cache {
+            Cache::Plain(_) => 0,
+            Cache::Halves(_) => KEYS * self.heads_together * width,
+        });
+        [queries * width, queries * KEYS, keys, values]
     }
 
     /// The parts of a [`State`].
@@ -270,7 +307,7 @@ impl Cached {
             return;
         }
         // SAFETY: private scratch is as long as asked for, and so is the shared one for each task.
-        let ([queries, scores], state) = unsafe {
+        let ([queries, scores, keys_of_tile, values_of_tile], state) = unsafe {
             let own = cx.private.add(scratch_len(&self.private_lens()));
             let at = match self.parts {
                 1 => own,
@@ -302,8 +339,17 @@ impl Cached {
                 key,
                 cols,
             };
-            self.touch(unit, tile);
-            self.multiply_keys(queries, unit, scores, tile);
+            // SAFETY: rows of a tile are valid, so they exist, and operands are not written by this dispatch.
+            let [keys_at, values_at] = unsafe {
+                [
+                    self.rows_of_tile(0, unit, tile, keys_of_tile),
+                    self.rows_of_tile(1, unit, tile, values_of_tile),
+                ]
+            };
+            if let [Cache::Plain(_), _] = self.caches {
+                self.touch(unit, tile, [keys_at, values_at]);
+            }
+            self.multiply_keys(queries, keys_at, unit, scores, tile);
             for h in 0..heads {
                 let scores = &mut scores[h * rows * KEYS..][..rows * KEYS];
                 let out = &mut state.out[h * rows * width..][..rows * width];
@@ -311,7 +357,7 @@ impl Cached {
                 let row_state = [&mut state.greatest[of_head.clone()], &mut state.sums[of_head]];
                 softmax_step(self.level, scores, row_state, Some(out), tile);
             }
-            self.add_values(scores, unit, state.out, tile);
+            self.add_values(scores, values_at, unit, state.out, tile);
         }
         if self.parts == 1 {
             // SAFETY: this task alone writes these rows of these heads.
@@ -326,18 +372,42 @@ impl Cached {
             .map_or(usize::MAX, |paged| paged.block_rows - key % paged.block_rows)
     }
 
-    /// One of a unit's key-value heads in a cache, and the number that the first key of a tile has there.
-    fn cached_head(&self, view: View<f32>, unit: Unit, index: usize, tile: Tile) -> (Head, usize) {
-        let (rows, entry, key) = match &self.paged {
+    /// Where the keys (0) or values (1) of a tile are; those of `f16` are converted to `expanded` first, the heads of a unit side by
+    /// side as in a cache.
+    ///
+    /// # Safety
+    /// The rows of the tile exist, and nobody writes them.
+    unsafe fn rows_of_tile(&self, which: usize, unit: Unit, tile: Tile, expanded: &mut [f32]) -> TileRows {
+        let (rows, entry, first) = match &self.paged {
             None => (self.dims.rows_k, unit.entry, tile.key),
-            // SAFETY: operands are not written by this dispatch.
+            // SAFETY: forwarded.
             Some(paged) => unsafe {
                 let block = paged.block(unit.first, tile.key / paged.block_rows);
                 (paged.block_rows, block, tile.key % paged.block_rows)
             },
         };
-        let at = [entry, unit.kv_head + index, self.dims.kv_heads];
-        (Head::of(view, rows, at, self.dims.head_dim), key)
+        let (width, heads) = (self.dims.head_dim, self.dims.kv_heads);
+        match self.caches[which] {
+            Cache::Plain(view) => TileRows {
+                head: Head::of(view, rows, [entry, unit.kv_head, heads], width),
+                first,
+            },
+            Cache::Halves(view) => {
+                let run = unit.kv_heads * width;
+                for (row, to) in expanded.chunks_exact_mut(run).take(tile.cols).enumerate() {
+                    let start = ((entry * rows + first + row) * heads + unit.kv_head) * width;
+                    // SAFETY: forwarded.
+                    unsafe { view.slice(start..start + run) }.convert_to_f32_slice(to);
+                }
+                let head = Head {
+                    view: View::new(expanded.as_mut_ptr().cast(), expanded.len()),
+                    start: 0,
+                    row: run,
+                    width,
+                };
+                TileRows { head, first: 0 }
+            }
+        }
     }
 
     /// Reads one number of every line of a tile's keys and values, from several places on.
@@ -345,12 +415,11 @@ impl Cached {
     /// The matmuls go over a head after the other, so over pieces of rows in an order that the hardware does not foresee, and each
     /// piece would be waited for: caches of the keys are too large to stay near. Asking for lines before their use does not
     /// help where their pages have to be looked up, too.
-    fn touch(&self, unit: Unit, tile: Tile) {
-        let heads = [self.k, self.v].map(|view| self.cached_head(view, unit, 0, tile));
+    fn touch(&self, unit: Unit, tile: Tile, caches: [TileRows; 2]) {
         let run = unit.kv_heads * self.dims.head_dim;
         let share = tile.cols.div_ceil(TOUCHES);
         for (row, at) in (0..share).flat_map(|row| (0..run).step_by(LINE / size_of::<f32>()).map(move |at| (row, at))) {
-            for (head, key) in heads {
+            for TileRows { head, first: key } in caches {
                 for first in (0..tile.cols).step_by(share) {
                     let row = key + (first + row).min(tile.cols - 1);
                     // SAFETY: heads of a unit lie side by side in each row, and rows of a tile are valid, so they exist.
@@ -361,10 +430,10 @@ impl Cached {
     }
 
     /// Products of the queries of all heads and the keys that they see in a tile.
-    fn multiply_keys(&self, queries: &[f32], unit: Unit, scores: &mut [f32], tile: Tile) {
+    fn multiply_keys(&self, queries: &[f32], at: TileRows, unit: Unit, scores: &mut [f32], tile: Tile) {
         let (width, group) = (self.dims.head_dim, self.dims.group());
         for index in 0..unit.kv_heads {
-            let (keys, key) = self.cached_head(self.k, unit, index, tile);
+            let (keys, key) = (at.head(index), at.first);
             for row in 0..tile.rows {
                 let seen = tile.seen(row);
                 if seen.is_empty() {
@@ -388,10 +457,10 @@ impl Cached {
     }
 
     /// Adds up the values of a tile, each times its numerator, for the queries of all heads.
-    fn add_values(&self, numerators: &[f32], unit: Unit, out: &mut [f32], tile: Tile) {
+    fn add_values(&self, numerators: &[f32], at: TileRows, unit: Unit, out: &mut [f32], tile: Tile) {
         let (width, group) = (self.dims.head_dim, self.dims.group());
         for index in 0..unit.kv_heads {
-            let (values, key) = self.cached_head(self.v, unit, index, tile);
+            let (values, key) = (at.head(index), at.first);
             for row in 0..tile.rows {
                 let seen = tile.seen(row);
                 if seen.is_empty() {
@@ -456,101 +525,6 @@ impl Cached {
             for (to, &out) in to.iter_mut().zip(out) {
                 *to = out * inverse;
             }
-        }
-    }
-}
-
-/// Where the rows of sequences are.
-#[derive(Clone, Copy)]
-struct Paged {
-    /// Blocks of the sequence of each row of queries, `[rows, table_len]`.
-    table: View<u32>,
-    table_len: usize,
-    block_rows: usize,
-}
-
-/// Attention to the blocks of a paged cache: keys and values lie where a block table says. The rows of a call are tokens of any
-/// sequences; neighbours that follow each other in one sequence, as those of a prompt do, are found when the step runs, and go over
-/// their keys together.
-pub(super) fn compile_paged(cx: &CompileCx) -> Result<Compiled, String> {
-    let PagedDims {
-        dims,
-        block_rows,
-        table_len,
-        ..
-    } = PagedDims::of(&cx.call())?;
-    let paged = Paged {
-        table: cx.input(4),
-        table_len,
-        block_rows,
-    };
-    // Rows are together in a task only where there are enough tasks without dividing keys: whatever shares the keys of a task
-    // has one row then.
-    let row_block = |together: usize| dims.rows_q * dims.kv_heads.div_ceil(together) / TASKS_THRESHOLD;
-    let together = heads_in_a_run(&dims);
-    let [rows, heads] = match row_block(together) {
-        0 | 1 => [1, together],
-        _ => [row_block(1).min(ROWS), 1],
-    };
-    compile_call(cx, dims, [rows, heads], Some(paged))
-}
-
-impl Paged {
-    /// The blocks of a row's sequence.
-    ///
-    /// # Safety
-    /// The table is not written meanwhile.
-    unsafe fn blocks<'a>(&self, row: usize) -> &'a [u32] {
-        // SAFETY: forwarded.
-        unsafe { self.table.slice(row * self.table_len..(row + 1) * self.table_len) }
-    }
-
-    /// A block of a row's sequence, by its place there.
-    ///
-    /// # Safety
-    /// As for [`Paged::blocks`].
-    unsafe fn block(&self, row: usize, place: usize) -> usize {
-        // SAFETY: forwarded.
-        let blocks = unsafe { self.blocks(row) };
-        blocks[place] as usize
-    }
-
-    /// See [`Cached::sequences`].
-    ///
-    /// # Safety
-    /// As there.
-    unsafe fn sequences(
-        &self,
-        call: &Cached,
-        positions: &[u32],
-        unit: Unit,
-        cx: &RunCx,
-        mut attend: impl FnMut(Unit, usize),
-    ) {
-        let rows = unit.first..unit.first + unit.rows;
-        // SAFETY: forwarded.
-        let blocks = |row| unsafe { self.blocks(row) };
-        let bad = rows
-            .clone()
-            .flat_map(blocks)
-            .find(|&&block| block as usize >= call.bound);
-        if let Some(&bad) = bad {
-            return cx.index_out_of_range(call.dispatch, bad, call.bound);
-        }
-        let last = self.table_len * self.block_rows - 1;
-        let position = |row: usize| (positions[row] as usize).min(last);
-        let follows = |row: usize| {
-            let places = position(row) / self.block_rows + 1;
-            position(row) == position(row - 1) + 1 && blocks(row)[..places] == blocks(row - 1)[..places]
-        };
-        let mut first = rows.start;
-        for end in rows.start + 1..=rows.end {
-            if end < rows.end && follows(end) {
-                continue;
-            }
-            let rows = end - first;
-            attend(Unit { first, rows, ..unit }, position(first));
-            first = end;
         }
     }
 }

@@ -7,12 +7,14 @@
 mod backward;
 mod cached;
 mod forward;
+mod paged;
 mod tile;
 
 use meganeura_core::ops::AttentionDims;
 
+use super::cached_rows::supports_attention;
 use crate::gemm::{Left, Strides, Target};
-use crate::kernel::{KernelDef, f32_only, f32_or_integers};
+use crate::kernel::{KernelDef, f32_only};
 use crate::memory::{View, aligned};
 
 pub(super) const KERNELS: &[KernelDef] = &[
@@ -28,13 +30,13 @@ pub(super) const KERNELS: &[KernelDef] = &[
     },
     KernelDef {
         name: "core.cached_attention",
-        supports: f32_or_integers,
+        supports: supports_attention,
         compile: cached::compile,
     },
     KernelDef {
         name: "core.paged_attention",
-        supports: f32_or_integers,
-        compile: cached::compile_paged,
+        supports: supports_attention,
+        compile: paged::compile,
     },
 ];
 

@@ -39,10 +39,10 @@ struct Product {
     x: View<f32>,
     /// Tasks that share the columns of a segment.
     parts: usize,
-    /// Where rows in the order of experts, their results and what is prepared of single rows begin in shared scratch.
+    /// Where rows in the order of experts, their results and what is prepared of rows begin in shared scratch.
     begins: [usize; 3],
-    /// `f32`s that are prepared of a single row.
-    prepared: usize,
+    /// `f32`s that are prepared of a segment beside those of its rows, and of each row.
+    prepared: [usize; 2],
 }
 
 pub(super) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
@@ -85,7 +85,8 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
         prepared,
         matmuls,
     });
-    let shared = rounded + groups.most_segments() * prepared;
+    let [of_segment, of_row] = prepared;
+    let shared = rounded + groups.most_segments() * of_segment + dims.rows * of_row;
     let private = product.matmuls.private_len();
     let phases: Vec<Box<dyn Kernel>> = vec![
         groups.phase(cx.index),
@@ -145,12 +146,20 @@ impl Matmuls {
         }
     }
 
-    /// `f32`s that are prepared of a row that is alone.
-    fn prepared_len(&self) -> usize {
-        match self {
-            Matmuls::Plain { .. } => 0,
-            Matmuls::Packed { gemms, .. } => gemms.first().map_or(0, |gemm| aligned(gemm.shared_len())),
-        }
+    /// `f32`s that are prepared of a segment and of each of its rows, which are no less than what any number of rows takes:
+    /// places follow from the rows in front then, whatever segments there are.
+    fn prepared_len(&self) -> [usize; 2] {
+        let Matmuls::Packed { gemms, .. } = self else {
+            return [0, 0];
+        };
+        let of_row = gemms
+            .last()
+            .map_or(0, |gemm| aligned(gemm.shared_len().div_ceil(gemms.len())));
+        let beside = gemms
+            .iter()
+            .zip(1..)
+            .map(|(gemm, rows)| gemm.shared_len().saturating_sub(rows * of_row));
+        [aligned(beside.max().unwrap_or(0)), of_row]
     }
 }
 
@@ -172,7 +181,7 @@ impl Product {
         all / experts * experts.min(self.dims.rows)
     }
 
-    /// Brings the rows of a segment together, and prepares one that is alone.
+    /// Brings the rows of a segment together, and prepares them.
     ///
     /// # Safety
     /// As [`Kernel::run`].
@@ -185,20 +194,26 @@ impl Product {
             let to = run.shared.add(self.begins[0] + segment.start * self.dims.k);
             let order = self.groups.order(run.shared, segment.rows());
             gather(self.x, order, self.dims.k, to);
-            if let Matmuls::Packed { gemms, .. } = &self.matmuls
-                && segment.len == 1
-                && self.prepared > 0
-            {
-                gemms[0].prepare(to, self.prepared_at(task, run));
+            if let Matmuls::Packed { gemms, .. } = &self.matmuls {
+                let gemm = &gemms[segment.len - 1];
+                for part in 0..gemm.preparations() {
+                    gemm.prepare(part, to, self.prepared_at(task, segment, run));
+                }
             }
         }
     }
 
+    /// What is prepared of the segment of a number.
+    ///
     /// # Safety
     /// The scratch is as long as asked for.
-    unsafe fn prepared_at(&self, segment: usize, run: &RunCx) -> *mut f32 {
+    unsafe fn prepared_at(&self, number: usize, segment: Segment, run: &RunCx) -> *mut f32 {
+        let [of_segment, of_row] = self.prepared;
         // SAFETY: passed on to the caller.
-        unsafe { run.shared.add(self.begins[2] + segment * self.prepared) }
+        unsafe {
+            run.shared
+                .add(self.begins[2] + number * of_segment + segment.start * of_row)
+        }
     }
 
     /// Computes some columns of a segment's results.
@@ -231,7 +246,13 @@ impl Product {
                     let gemm = &gemms[segment.len - 1];
                     let weights = self.matrix(segment);
                     for task in share(gemm.tasks(), self.parts, part) {
-                        gemm.run(task, a, weights, c, [self.prepared_at(number, run), run.private]);
+                        gemm.run(
+                            task,
+                            a,
+                            weights,
+                            c,
+                            [self.prepared_at(number, segment, run), run.private],
+                        );
                     }
                 }
             }

@@ -59,8 +59,8 @@ unsafe fn round_block(x: *const f32, to: *mut Group, index: usize) -> (f32, bool
             }
         };
         let mut v = x.map(|x| _mm256_cvtps_epi32(_mm256_mul_ps(x, _mm256_set1_ps(inverse))));
-        let all = sums_of_halves(v);
-        let sum = _mm_add_epi32(all[0], all[1]);
+        let sum = _mm256_add_epi32(_mm256_add_epi32(v[0], v[1]), _mm256_add_epi32(v[2], v[3]));
+        let sum = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256::<1>(sum));
         let offsets = _mm_sub_epi32(_mm_setzero_si128(), _mm_slli_epi32::<3>(sum));
         _mm_storeu_si128((&raw mut (*to).offsets[4 * index]).cast(), offsets);
         for digit in 0..DIGITS {
@@ -81,26 +81,8 @@ unsafe fn round_block(x: *const f32, to: *mut Group, index: usize) -> (f32, bool
             _mm_storeu_si128(first, _mm256_castsi256_si128(bytes));
             _mm_storeu_si128(second, _mm256_extracti128_si256::<1>(bytes));
         }
-        // What is left of the integers is their last digits.
-        let last = sums_of_halves(v);
-        for half in 0..2 {
-            let both = _mm_hadd_epi32(all[half], last[half]);
-            let both = _mm_cvtsi128_si64(_mm_hadd_epi32(both, both));
-            let (all, last) = (both as i32, (both >> 32) as i32);
-            (*to).sums[index][half] = [all - (last << (2 * DIGIT_BITS)), last];
-        }
         (scale, largest == 0 || MAGNITUDES.contains(&largest))
     }
-}
-
-/// The sums of both halves of a block, each of four numbers that are to be added up.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn sums_of_halves(v: [__m256i; 4]) -> [__m128i; 2] {
-    [0, 2].map(|i| {
-        let sum = _mm256_add_epi32(v[i], v[i + 1]);
-        _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256::<1>(sum))
-    })
 }
 
 /// Bits of the largest magnitude. Something that is not finite is larger than all numbers, as bits of magnitudes are in
@@ -241,7 +223,7 @@ unsafe fn add_last(x: &Group, weights: Rows, first: usize, sums: &mut [__m256]) 
 /// Scales of products: those of the weights, in [`ORDER`], times the row's own.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn scales_of(f16: __m128i, own: __m256) -> __m256 {
+fn scales_of(f16: __m128i, own: __m256) -> __m256 {
     // SAFETY: a table of a register's size.
     let order = unsafe { _mm_loadu_si128(ORDER.as_ptr().cast()) };
     _mm256_mul_ps(_mm256_cvtph_ps(_mm_shuffle_epi8(f16, order)), own)

@@ -1,5 +1,4 @@
-//! Matmuls of one row with weights of few bits by integers: with Q4_0 for AVX2, and with all kinds of blocks for AVX-512's
-//! VNNI, if they lie in panels.
+//! Matmuls of one row with weights in Q4_0 by integers, for AVX2. There are others for VNNI: [`super::rounded`].
 //!
 //! To make numbers of weights takes most of the time of such a matmul: a register of eight costs a shuffle and a
 //! conversion before its multiplication. Here the row is rounded once instead, to integers that the weights, as bytes,
@@ -8,9 +7,8 @@
 //! bits cost, as in the formats that other programs round rows to, would be seen in the results). Sums of a block are exact.
 //!
 //! An integer is three digits, `d0 + 128 d1 + 128^2 d2`, as `vpmaddubsw` takes bytes: products of four bits by eight, of
-//! four neighbours, stay within 16 bits, and `vpmaddwd` brings digits together, each times its power of 128. `vpdpbusd`
-//! adds four products to 32 bits at once. Weights keep their offset until the end, when it is taken out by the sum of
-//! the row's integers; minima are multiplied with that sum.
+//! four neighbours, stay within 16 bits, and `vpmaddwd` brings digits together, each times its power of 128. Weights keep their
+//! offset until the end, when it is taken out by the sum of the row's integers.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -23,8 +21,7 @@ use crate::gemm::spec::Kernel;
 /// Blocks of a [`Group`].
 const GROUP_BLOCKS: usize = 8;
 const PAIRS: usize = GROUP_BLOCKS / 2;
-pub(super) const DIGITS: usize = 3;
-pub(super) const DIGIT_BITS: u32 = 7;
+const DIGITS: usize = 3;
 /// Bytes of a group's weights.
 const GROUP_BYTES: usize = GROUP_BLOCKS * BLOCK / 2;
 const Q4_0: Storage = Storage::Blocks(BlockFormat::Q4_0);
@@ -43,8 +40,6 @@ pub(in crate::gemm) struct Group {
     digits: [[[i8; GROUP_BYTES]; 2]; DIGITS],
     /// -8 times the integers' sums: four numbers for each block, which are to be added up.
     offsets: [i32; 4 * GROUP_BLOCKS],
-    /// For each half of each block the sum of its integers without the last digits, and that of these.
-    sums: [[[i32; 2]; 2]; GROUP_BLOCKS],
     /// What the integer 1 stands for, of the first blocks of all pairs, then of the second ones.
     scales: [f32; GROUP_BLOCKS],
 }
@@ -100,53 +95,14 @@ unsafe fn by_rows(
     }
 }
 
-impl Group {
-    pub(super) const BLOCKS: usize = GROUP_BLOCKS;
-
-    /// The digits of numbers `4 * step` to `4 * step + 3` of a block, the first in the lowest bits.
-    #[inline(always)]
-    pub(super) fn four(&self, digit: usize, block: usize, step: usize) -> i32 {
-        const STEPS_OF_HALF: usize = BLOCK / 2 / 4;
-        let at = block * BLOCK / 2 + step % STEPS_OF_HALF * 4;
-        // SAFETY: four bytes of a half's part, which has as many steps for each block.
-        let digits = unsafe { self.digits[digit][step / STEPS_OF_HALF].as_ptr().add(at) };
-        // SAFETY: as above.
-        unsafe { digits.cast::<i32>().read_unaligned() }
-    }
-
-    /// The sum of a block's integers without their last digits, and that of these.
-    #[inline(always)]
-    pub(super) fn sums(&self, block: usize) -> [i32; 2] {
-        let [first, second] = self.sums[block];
-        [first[0] + second[0], first[1] + second[1]]
-    }
-
-    /// The same of half a block.
-    #[inline(always)]
-    pub(super) fn sums_of_half(&self, block: usize, half: usize) -> [i32; 2] {
-        self.sums[block][half]
-    }
-
-    /// What a block's integer 1 stands for.
-    #[inline(always)]
-    pub(super) fn scale(&self, block: usize) -> f32 {
-        self.scales[PAIRS * (block % 2) + block / 2]
-    }
-}
-
 #[cfg(target_arch = "x86_64")]
 impl Integers {
-    /// Rounded by AVX2's instructions.
-    pub(super) const fn of(matvec: MatvecFn) -> Self {
-        Integers {
-            round: avx2::round,
-            matvec,
-        }
-    }
-
     /// What is faster than a kernel's own loops, for weights by rows.
     pub(super) fn fastest(kernel: Kernel, storage: Storage) -> Option<&'static Integers> {
-        static AVX2: Integers = Integers::of(avx2::matvec);
+        static AVX2: Integers = Integers {
+            round: avx2::round,
+            matvec: avx2::matvec,
+        };
         (storage == Q4_0 && kernel != Kernel::Portable).then_some(&AVX2)
     }
 }

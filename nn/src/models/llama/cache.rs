@@ -1,0 +1,41 @@
+//! How key-value caches are stored.
+
+use meganeura_core::DType;
+
+/// How the keys and values in the caches of a [`LlamaConfig`](super::LlamaConfig) are stored on the device. Queries, and sums over
+/// keys, are `f32` in any case.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum CacheType {
+    /// 32 bits a number.
+    #[default]
+    F32,
+    /// 16 bits a number, IEEE 754 binary16: half of the memory, and of what attention reads. Numbers are rounded when they are
+    /// written, by at most 2^-11 of their magnitude; magnitudes above 65,504 become infinite.
+    F16,
+}
+
+impl CacheType {
+    /// All of them, the widest first.
+    pub const ALL: [CacheType; 2] = [CacheType::F32, CacheType::F16];
+
+    /// Lower-case name.
+    pub fn name(self) -> &'static str {
+        match self {
+            CacheType::F32 => "f32",
+            CacheType::F16 => "f16",
+        }
+    }
+
+    /// The type of that [name](CacheType::name).
+    pub fn from_name(name: &str) -> Option<Self> {
+        CacheType::ALL.into_iter().find(|ty| ty.name() == name)
+    }
+
+    /// The element type of the caches.
+    pub fn dtype(self) -> DType {
+        match self {
+            CacheType::F32 => DType::F32,
+            CacheType::F16 => DType::F16,
+        }
+    }
+}
