@@ -61,8 +61,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     }
     // @if PAIRS
     for (var column = 2u * local; column < WIDTH; column += 2u * THREADS) {
-        let from = row * WIDTH + column;
-        store_pair(slot * WIDTH + column, load_new(from), load_new(from + 1u));
+        let start = row * WIDTH + column;
+        store_pair(slot * WIDTH + column, load_new(start), load_new(start + 1u));
     }
     // @else
     for (var column = local; column < WIDTH; column += THREADS) {
