@@ -50,7 +50,7 @@ impl MoeConfig {
 /// The feed-forward part of a block.
 #[derive(Clone, Debug)]
 pub(super) enum FeedForward {
-    Dense(Gated<Linear>),
+    Dense(Box<Gated<Linear>>),
     Experts(Box<Mixture>),
 }
 
@@ -60,7 +60,7 @@ impl FeedForward {
     pub(super) fn build(config: &LlamaConfig, g: &mut Graph, block: &str, layer: usize) -> Self {
         let mlp = scoped(block, "mlp");
         match config.moe.filter(|moe| !moe.dense_layers.contains(layer)) {
-            None => FeedForward::Dense(config.gated(g, &mlp, "", config.hidden, layer)),
+            None => FeedForward::Dense(Box::new(config.gated(g, &mlp, "", config.hidden, layer))),
             Some(moe) => FeedForward::Experts(Box::new(Mixture::build(config, g, &mlp, moe, layer))),
         }
     }

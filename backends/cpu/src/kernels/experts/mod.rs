@@ -1,6 +1,7 @@
 //! Products with a matrix for each expert: rows are brought into the order of their experts, and each expert's are one matmul.
 
 mod groups;
+mod matmuls;
 mod product;
 mod weight_grad;
 

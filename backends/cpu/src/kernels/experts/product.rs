@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use meganeura_core::ops::ExpertDims;
-use meganeura_core::quantization::BLOCK;
 
-use super::groups::{Groups, SEGMENT_ROWS, Segment, gather};
-use crate::gemm::{Addend, Gemm, GemmSpec, Operands, PackedGemm, Rows, Storage, Strides};
+use super::groups::{Groups, Segment, gather};
+use super::matmuls::Matmuls;
+use crate::gemm::{Addend, Gemm, Operands};
 use crate::kernel::{CompileCx, Compiled, Kernel, RunCx, Task, stream_nanos};
 use crate::memory::{View, aligned};
 use crate::share::share;
@@ -17,20 +17,6 @@ const FLOPS_PER_NANO: u64 = 40;
 const TASKS: usize = 32;
 /// The most tasks that share the columns of a segment.
 const MOST_PARTS: usize = 16;
-
-/// Matmuls of 1, 2, ... rows with a matrix.
-enum Matmuls {
-    Plain {
-        gemms: Vec<Gemm>,
-        weights: View<f32>,
-    },
-    Packed {
-        gemms: Vec<PackedGemm>,
-        storage: Storage,
-        numbers: View<u8>,
-        scales: View<u16>,
-    },
-}
 
 struct Product {
     dims: ExpertDims,
@@ -52,26 +38,7 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
     if dims.rows == 0 {
         return Ok(Compiled::phases(Vec::new()));
     }
-    let counts = 1..=dims.rows.min(SEGMENT_ROWS);
-    let is_plain = cx.call().inputs.len() == 3 && cx.input_type(2).dtype == cx.input_type(0).dtype;
-    let matmuls = match is_plain {
-        true => Matmuls::Plain {
-            gemms: counts.map(|rows| Gemm::new(spec(&dims, rows))).collect(),
-            weights: cx.input(2),
-        },
-        false => {
-            let storage = dims.format.map_or(Storage::F16, Storage::Blocks);
-            let in_panels = cx.panels(2).is_some();
-            let gemm = |rows| PackedGemm::new([rows, dims.n, dims.k], storage, in_panels);
-            Matmuls::Packed {
-                gemms: counts.map(gemm).collect(),
-                storage,
-                numbers: cx.input(2),
-                // Plain weights have no scales.
-                scales: cx.input(cx.call().inputs.len() - 1),
-            }
-        }
-    };
+    let matmuls = Matmuls::new(cx, &dims);
     let prepared = matmuls.prepared_len();
     let sorted = groups.shared_len();
     let results = sorted + aligned(dims.rows * dims.k);
@@ -117,52 +84,6 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
     })
 }
 
-/// The product of so many rows that follow each other with a plain matrix.
-fn spec(dims: &ExpertDims, rows: usize) -> GemmSpec {
-    let &ExpertDims { n, k, transpose_b, .. } = dims;
-    GemmSpec {
-        m: rows,
-        n,
-        k,
-        a: Strides { row: k, col: 1 },
-        b: match transpose_b {
-            true => Strides { row: 1, col: k },
-            false => Strides { row: n, col: 1 },
-        },
-        ldc: n,
-        accumulate: false,
-    }
-}
-
-impl Matmuls {
-    /// `f32`s of the worker. Where a plain matmul has two phases, one task does both, so that what they share is the worker's.
-    fn private_len(&self) -> usize {
-        let all = |len: &mut dyn Iterator<Item = usize>| len.max().unwrap_or(0);
-        match self {
-            Matmuls::Plain { gemms, .. } => {
-                all(&mut gemms.iter().map(|gemm| aligned(gemm.worker_len()) + gemm.shared_len()))
-            }
-            Matmuls::Packed { gemms, .. } => all(&mut gemms.iter().map(PackedGemm::worker_len)),
-        }
-    }
-
-    /// `f32`s that are prepared of a segment and of each of its rows, which are no less than what any number of rows takes:
-    /// places follow from the rows in front then, whatever segments there are.
-    fn prepared_len(&self) -> [usize; 2] {
-        let Matmuls::Packed { gemms, .. } = self else {
-            return [0, 0];
-        };
-        let of_row = gemms
-            .last()
-            .map_or(0, |gemm| aligned(gemm.shared_len().div_ceil(gemms.len())));
-        let beside = gemms
-            .iter()
-            .zip(1..)
-            .map(|(gemm, rows)| gemm.shared_len().saturating_sub(rows * of_row));
-        [aligned(beside.max().unwrap_or(0)), of_row]
-    }
-}
-
 impl Product {
     fn flops(&self) -> u64 {
         2 * (self.dims.rows as u64) * (self.dims.n as u64) * self.dims.k as u64
@@ -170,15 +91,8 @@ impl Product {
 
     /// Bytes of the matrices that are read at most.
     fn bytes(&self) -> usize {
-        let all = match &self.matmuls {
-            Matmuls::Plain { weights, .. } => weights.len() * size_of::<f32>(),
-            Matmuls::Packed { numbers, storage, .. } => match storage {
-                Storage::F16 => numbers.len() * size_of::<u16>(),
-                Storage::Blocks(_) => numbers.len() * size_of::<u32>(),
-            },
-        };
         let experts = self.dims.experts.max(1);
-        all / experts * experts.min(self.dims.rows)
+        self.matmuls.bytes() / experts * experts.min(self.dims.rows)
     }
 
     /// Brings the rows of a segment together, and prepares them.
@@ -242,9 +156,9 @@ impl Product {
                     };
                     self.run_plain(gemm, part, operands);
                 }
-                Matmuls::Packed { gemms, .. } => {
+                Matmuls::Packed { gemms, weights } => {
                     let gemm = &gemms[segment.len - 1];
-                    let weights = self.matrix(segment);
+                    let weights = weights.matrix(&self.dims, segment.expert);
                     for task in share(gemm.tasks(), self.parts, part) {
                         gemm.run(
                             task,
@@ -274,32 +188,6 @@ impl Product {
                 // SAFETY: passed on to the caller; with two phases this task alone does all of both.
                 unsafe { gemm.run_task_on(phase, task, operands) };
             }
-        }
-    }
-
-    /// The packed matrix of a segment's expert.
-    fn matrix(&self, segment: Segment) -> Rows {
-        let (ExpertDims { n, k, .. }, row) = (self.dims, segment.expert * self.dims.n);
-        match &self.matmuls {
-            Matmuls::Packed {
-                storage,
-                numbers,
-                scales,
-                ..
-            } => {
-                let blocks = row * (k / BLOCK);
-                let bytes = n * segment.expert * storage.bytes(k);
-                Rows {
-                    numbers: numbers.as_ptr().wrapping_add(bytes),
-                    scales: scales.as_ptr().wrapping_add(blocks * storage.scales()),
-                    k,
-                }
-            }
-            Matmuls::Plain { .. } => Rows {
-                numbers: std::ptr::null(),
-                scales: std::ptr::null(),
-                k,
-            },
         }
     }
 
