@@ -104,7 +104,7 @@ impl Checkpoint {
 
     /// The checkpoint of a GGUF file.
     pub(crate) fn of_gguf(file: gguf::Gguf) -> Result<Self> {
-        Checkpoint::of(vec![file.shard()?])
+        Checkpoint::of(file.shards()?)
     }
 
     fn of(mut shards: Vec<Shard>) -> Result<Self> {

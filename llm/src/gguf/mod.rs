@@ -1,4 +1,4 @@
-//! GGUF files: a model with its configuration, weights and tokenizer in one file. They are only read.
+//! GGUF files: a model with its configuration, weights and tokenizer in one file, or split into several. They are only read.
 //!
 //! The reader is this library's own: the crates for it parse streams into memory, or know no checks against hostile
 //! files, and the format is short. Versions 2 and 3, little-endian, with tensors in F32, F16, BF16, Q8_0, Q5_1, Q5_0, Q4_1,
@@ -29,12 +29,22 @@ pub(crate) fn is_one(path: &Path) -> bool {
     path.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf")) && !path.is_dir()
 }
 
-/// A file with its header read.
+/// A file with its header read, or the parts of one that is split.
 pub(crate) struct Gguf {
+    /// The file, or the first part.
     path: PathBuf,
     map: Mmap,
     values: BTreeMap<String, Value>,
+    /// Those of all parts.
     tensors: BTreeMap<String, Info>,
+    /// The other parts.
+    rest: Vec<Part>,
+}
+
+/// A part of a file that is split, but for the first.
+struct Part {
+    path: PathBuf,
+    map: Mmap,
 }
 
 /// What a header says of a tensor.
@@ -44,7 +54,8 @@ struct Info {
     element: Option<Element>,
     /// Number of its type.
     stored: u32,
-    /// First byte in the file.
+    /// Number of the part that it is in, and its first byte there.
+    part: usize,
     start: usize,
 }
 
@@ -52,18 +63,95 @@ struct Info {
 const VERSIONS: std::ops::RangeInclusive<u32> = 2..=3;
 /// Most axes of a tensor.
 const MAX_AXES: u32 = 4;
+/// Keys of files that are split: how many parts there are, the number of this one from 0 on, and the tensors of all.
+const PARTS: &str = "split.count";
+const NUMBER: &str = "split.no";
+const ALL_TENSORS: &str = "split.tensors.count";
 /// Where tensors begin, unless the file says otherwise: at multiples of this.
 const ALIGNMENT: usize = 32;
 
 impl Gguf {
-    /// Opens a file that is a whole model.
+    /// Opens a model: a file, or all parts of one that is split (`NAME-00001-of-00003.gguf` and those beside it), by the path
+    /// of the first.
     ///
     /// # Errors
-    /// As [`Gguf::open_part`]; a file that is only a part of a model.
+    /// As [`Gguf::open_part`]; parts that are not there, or do not belong together.
     pub(crate) fn open(path: &Path) -> Result<Self> {
-        let file = Gguf::open_part(path)?;
-        file.check_whole()?;
-        Ok(file)
+        let mut file = Gguf::open_part(path)?;
+        let count = match file.count(PARTS)? {
+            None | Some(0 | 1) => return Ok(file),
+            Some(count) => count,
+        };
+        for (number, path) in (1..).zip(file.others(count)?) {
+            file.join(number, Gguf::open_part(&path)?)?;
+        }
+        match file.count(ALL_TENSORS)? {
+            Some(all) if all != file.tensors.len() as u64 => Err(file.damaged(format!(
+                "its parts have {} tensors together, where it announces {all}",
+                file.tensors.len()
+            ))),
+            _ => Ok(file),
+        }
+    }
+
+    /// The paths of the other parts of a file that says it is the first of so many.
+    fn others(&self, count: u64) -> Result<Vec<PathBuf>> {
+        let name = self.path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let named = parts::stem(name).and_then(parts::part_of);
+        let number = self.count(NUMBER)?.unwrap_or(0);
+        match named {
+            Some((model, [1, of])) if of as u64 == count && number == 0 => {
+                let ending = &name[name.len() - ".gguf".len()..];
+                Ok((2..=of)
+                    .map(|part| {
+                        self.path
+                            .with_file_name(format!("{}{ending}", parts::name(model, part, of)))
+                    })
+                    .collect())
+            }
+            Some((model, [_, of])) if of as u64 == count => Err(Error::file(
+                &self.path,
+                format!("is part {} of {count} of a model", number.saturating_add(1)),
+                format!("give the first part, '{}.gguf'", parts::name(model, 1, of)),
+            )),
+            _ => Err(Error::file(
+                &self.path,
+                format!("is one of {count} parts of a model, but its name does not say which"),
+                "give the parts the names that they were made with: NAME-00001-of-00003.gguf, NAME-00002-of-00003.gguf ...",
+            )),
+        }
+    }
+
+    /// Adds the tensors of the part with a number from 1 on.
+    fn join(&mut self, number: usize, part: Gguf) -> Result<()> {
+        let of_part = [part.count(NUMBER)?, part.count(PARTS)?];
+        let of_this = [Some(number as u64), self.count(PARTS)?];
+        if of_part != of_this {
+            return Err(part.damaged("it is another part, or one of another model, than its name says"));
+        }
+        for (name, info) in part.tensors {
+            let info = Info { part: number, ..info };
+            if self.tensors.insert(name.clone(), info).is_some() {
+                return Err(damaged(
+                    &part.path,
+                    format!("another part has the tensor '{name}', too"),
+                ));
+            }
+        }
+        self.rest.push(Part {
+            path: part.path,
+            map: part.map,
+        });
+        Ok(())
+    }
+
+    /// The bytes of a tensor, if they are there.
+    fn bytes(&self, info: &Info, size: usize) -> Option<&[u8]> {
+        let map = match info.part {
+            0 => &self.map,
+            part => &self.rest.get(part - 1)?.map,
+        };
+        map.get(info.start..info.start.checked_add(size)?)
     }
 
     /// Opens a file that may be a part of a model.
@@ -81,6 +169,7 @@ impl Gguf {
             map,
             values,
             tensors,
+            rest: Vec::new(),
         })
     }
 
@@ -143,22 +232,12 @@ impl Gguf {
         self.text("tokenizer.chat_template")
     }
 
-    /// A file of which others are the rest has only some of the tensors.
-    pub(crate) fn check_whole(&self) -> Result<()> {
-        match self.count("split.count")? {
-            None | Some(0 | 1) => Ok(()),
-            Some(parts) => Err(self.unsupported(
-                format!("only a part of a model that is split into {parts} files"),
-                "make one file of them: `llama-gguf-split --merge FIRST-PART.gguf WHOLE.gguf`",
-            )),
-        }
-    }
-
-    /// The tensors under the names that checkpoints have.
-    pub(crate) fn shard(self) -> Result<Shard> {
+    /// The tensors of each part under the names that checkpoints have.
+    pub(crate) fn shards(self) -> Result<Vec<Shard>> {
         let heads = self.paired_heads()?;
         let architecture = self.architecture()?.to_owned();
-        let mut tensors = BTreeMap::new();
+        let mut tensors: Vec<BTreeMap<String, Entry>> = Vec::new();
+        tensors.resize_with(1 + self.rest.len(), BTreeMap::new);
         for (name, info) in &self.tensors {
             if name == names::FREQUENCIES {
                 // Part of the configuration.
@@ -180,13 +259,16 @@ impl Gguf {
                     None => None,
                 }),
             };
-            tensors.insert(names::of_checkpoint(&architecture, name), entry);
+            tensors[info.part].insert(names::of_checkpoint(&architecture, name), entry);
         }
-        Ok(Shard {
+        let first = Part {
             path: self.path,
             map: self.map,
-            tensors,
-        })
+        };
+        let parts = std::iter::once(first).chain(self.rest).zip(tensors);
+        Ok(parts
+            .map(|(Part { path, map }, tensors)| Shard { path, map, tensors })
+            .collect())
     }
 }
 
@@ -274,6 +356,7 @@ fn tensor(reader: &mut Reader) -> std::result::Result<Info, String> {
         shape,
         element,
         stored,
+        part: 0,
         start,
     })
 }

@@ -18,6 +18,11 @@ pub(crate) fn part_of(stem: &str) -> Option<(&str, [usize; 2])> {
     Some((name, [number(part)?, number(count)?]))
 }
 
+/// The [stem] of a part of a model.
+pub(crate) fn name(model: &str, part: usize, count: usize) -> String {
+    format!("{model}-{part:05}-of-{count:05}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -25,6 +30,7 @@ mod tests {
     #[test]
     fn parts_of_models_are_told_by_their_names() {
         assert_eq!(part_of("a-b-00002-of-00010"), Some(("a-b", [2, 10])));
+        assert_eq!(name("a-b", 2, 10), "a-b-00002-of-00010");
         for no in [
             "a-2-of-10",
             "a-00002-of-0001x",

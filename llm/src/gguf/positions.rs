@@ -68,7 +68,7 @@ impl Gguf {
         };
         let count: usize = info.shape.iter().product();
         let bytes = info.element.and_then(|element| Some((element, element.bytes(count)?)));
-        let bytes = bytes.and_then(|(element, size)| Some((element, self.map.get(info.start..info.start + size)?)));
+        let bytes = bytes.and_then(|(element, size)| Some((element, self.bytes(info, size)?)));
         let (Some((element, bytes)), true) = (bytes, count as u64 == head_dim / 2) else {
             let message = format!(
                 "'{}' does not have a number for each pair of a head",

@@ -201,7 +201,7 @@ impl LocalModel {
         if let Some(problem) = problem {
             return Err(Support::Broken(problem.to_owned()));
         }
-        first.check_whole().map_err(unsupported)?;
+        let first = Gguf::open(&path).map_err(broken)?;
         // One beside the file stands in.
         if !path.with_file_name("tokenizer.json").exists() {
             first.check_tokenizer().map_err(unsupported)?;

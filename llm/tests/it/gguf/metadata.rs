@@ -86,7 +86,7 @@ fn models_that_are_not_supported_are_told() {
     let whole = fixture("llama_f32");
     let part = |count: u16| with_value(&whole, "split.count", UINT16, &count.to_le_bytes());
     assert_eq!(config(&part(1)).network.layers, 1);
-    refused(&part(3), &["split into 3 files", "--merge"]);
+    refused(&part(3), &["one of 3 parts of a model", "NAME-00001-of-00003.gguf"]);
     let with = |key: &str, kind: u32, value: [u8; 4]| with_value(&whole, key, kind, &value);
     let scale = |scale: f32| with("llama.attention.scale", FLOAT, scale.to_le_bytes());
     // Heads are of 16 elements.

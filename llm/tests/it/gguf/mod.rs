@@ -3,9 +3,10 @@
 mod bad;
 pub(crate) mod files;
 mod metadata;
+mod parts;
 mod pieces;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use meganeura_core::quantization::BlockFormat;
@@ -78,8 +79,13 @@ fn wanted(name: &str) -> Vec<f32> {
 
 /// How far the logits of a file are off, of the largest one.
 fn error(name: &str, weights: Option<WeightStorage>, prefill_rows: usize) -> f32 {
-    let config = ModelConfig::open(&path(name)).expect("a configuration");
-    let checkpoint = Checkpoint::open(&path(name)).expect("weights");
+    error_at(&path(name), name, weights, prefill_rows)
+}
+
+/// The same of a file at another path.
+fn error_at(path: &Path, name: &str, weights: Option<WeightStorage>, prefill_rows: usize) -> f32 {
+    let config = ModelConfig::open(path).expect("a configuration");
+    let checkpoint = Checkpoint::open(path).expect("weights");
     let options = GeneratorOptions {
         prefill_rows,
         weights,
