@@ -288,6 +288,7 @@ fn config_of(model: &LlamaConfig, context: usize, stop: Option<u32>) -> Result<V
         tied_embeddings: model.tied_embeddings,
         lora: model.lora,
         weights: model.weights,
+        cache_type: model.cache_type,
         ..LlamaConfig::small(model.vocab)
     };
     if *model != plain {

@@ -48,6 +48,13 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
     if dims.n == 0 || dims.experts == 0 || (!is_grad && dims.rows == 0) || (is_grad && dims.k == 0) {
         return Err("it has nothing to compute, or no expert".into());
     }
+    let elements = [dims.n, dims.k]
+        .iter()
+        .try_fold(dims.experts, |all, &size| all.checked_mul(size));
+    if elements.is_none_or(|elements| u32::try_from(elements).is_err()) {
+        // Words of few bits may be few enough, but kernels number elements.
+        return Err("it has more elements than 32 bits can number".into());
+    }
     if is_grad {
         return Ok(Some(sorted(cx, &dims, weight_grad(cx, &dims)?)?));
     }

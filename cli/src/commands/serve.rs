@@ -53,7 +53,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "f32|f16|q8|q6|q5_1|q5_0|q4_1|q4", value_parser = storage)]
     weights: Option<WeightStorage>,
 
-    /// Storage type of the cached keys and values: f16 takes half of the memory, and rounds them by at most 2^-11.
+    /// Storage type of the cached keys and values: f16 takes half of the memory, and rounds each by at most 2^-11 of its magnitude.
     #[arg(long, value_name = "f32|f16", value_parser = cache_type, default_value = "f32")]
     cache_type: CacheType,
 

@@ -467,7 +467,7 @@ impl Operator for QuantizedExpertMatMul {
                 let [words, scales] = packed(&[experts, n, blocks], format);
                 let inputs = vec![x.clone(), indices.clone(), words, scales];
                 samples.push(Sample {
-                    // A row that is alone may be rounded to integers: the error is one of its numbers, not of a result in which
+                    // Rows may be rounded to integers: the error is one of their numbers, not of a result in which
                     // they cancel out.
                     tolerance: 5e-5,
                     ..Sample::new(format!("{label} of {format:?}"), inputs, Attrs::new())

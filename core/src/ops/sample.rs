@@ -1,7 +1,9 @@
 //! Sample cases: concrete calls that every backend is tested with.
 
+use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::dtype::DType;
+use crate::graph::Graph;
 use crate::random::SplitMix64;
 use crate::shape::{Shape, TensorType};
 
@@ -125,6 +127,17 @@ impl SampleInput {
     /// A shape with more elements than there can be.
     pub fn ty(&self) -> Result<TensorType, String> {
         Ok(TensorType::new(self.dtype, Shape::new(&self.shape)?))
+    }
+
+    /// Adds the operand to a graph: an input of a type, or what persists if the operator writes it, a state, or a parameter where
+    /// it is not of `f32`, as states are.
+    #[track_caller]
+    pub fn leaf(&self, g: &mut Graph, name: &str, dtype: DType) -> NodeId {
+        match (self.state, self.dtype) {
+            (false, _) => g.input_typed(name, &self.shape, dtype),
+            (true, DType::F32) => g.state(name, &self.shape),
+            (true, own) => g.parameter_typed(name, &self.shape, own),
+        }
     }
 
     /// The same operand as a state.

@@ -27,11 +27,7 @@ pub(crate) fn case(op: OpRef, sample: &Sample, seed: u64) -> Case {
         .map(|(i, input)| {
             let name = format!("operand{i}");
             feeds.insert(name.clone(), input.values(&mut rng));
-            if input.state {
-                graph.state(&name, &input.shape)
-            } else {
-                graph.input_typed(&name, &input.shape, input.dtype)
-            }
+            input.leaf(&mut graph, &name, input.dtype)
         })
         .collect();
     let call = graph.call(op, sample.attrs.clone(), operands.iter().map(|&o| o.into()).collect());

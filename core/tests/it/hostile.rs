@@ -88,12 +88,8 @@ fn gradient(op: OpRef, sample: &Sample, inputs: &[TensorType]) -> Result<(), Str
     let mut operands: Vec<Value> = Vec::new();
     for (i, (input, ty)) in sample.inputs.iter().zip(inputs).enumerate() {
         let name = format!("operand{i}");
-        if input.state {
-            operands.push(g.state(&name, &ty.shape).into());
-            continue;
-        }
-        let leaf = g.input_typed(&name, &ty.shape, ty.dtype);
-        if ty.dtype.is_float() {
+        let leaf = input.leaf(&mut g, &name, ty.dtype);
+        if ty.dtype.is_float() && !input.state {
             g.require_grad(leaf);
         }
         operands.push(leaf.into());

@@ -409,22 +409,22 @@ impl Generator {
         Ok(())
     }
 
-    fn built(&mut self, shapes: &[Shape], caches: &[(String, Vec<f32>)]) -> Result<Joined<Shape>> {
+    fn built(&mut self, shapes: &[Shape], caches: &[(String, Vec<u8>)]) -> Result<Joined<Shape>> {
         let mut joined = self.plans.session(&self.config.network, shapes)?;
         self.checkpoint.load_into(&mut joined.session)?;
-        for (name, values) in caches {
-            joined.session.try_upload_param(name, values)?;
+        for (name, bytes) in caches {
+            joined.session.try_set_parameter_bytes(name, bytes)?;
         }
         Ok(joined)
     }
 
-    /// Contents of all caches, if they have any.
-    fn read_caches(&self, session: &mut Session) -> Result<Vec<(String, Vec<f32>)>> {
+    /// Contents of all caches, if they have any, as they are stored.
+    fn read_caches(&self, session: &mut Session) -> Result<Vec<(String, Vec<u8>)>> {
         if self.cached.is_empty() {
             return Ok(Vec::new());
         }
         let names = (0..self.config.network.layers).flat_map(kv_cache_names);
-        let read = |name: String| Ok((name.clone(), session.try_read_parameter(&name)?));
+        let read = |name: String| Ok((name.clone(), session.try_read_parameter_bytes(&name)?));
         names.map(read).collect()
     }
 }

@@ -393,3 +393,25 @@ fn what_is_cached_is_not_computed_again() {
     assert_eq!(speed.prefill_tokens, 4, "the last token of the answer, and three more");
     assert_eq!(continued, collect(&mut self::generator("llama", 8), &longer).0);
 }
+
+/// A session that makes steps of another shape takes over what is cached, as it is stored.
+#[test]
+fn caches_of_f16_are_taken_over() {
+    let prompt = ids(&expected("llama")["prompt_ids"]);
+    let longer = [&prompt[..], &[40, 41, 42]].concat();
+    let request = Request {
+        max_tokens: 6,
+        stop: Some(Vec::new()),
+        ..Request::default()
+    };
+    let collect = |generator: &mut Generator| -> Vec<u32> {
+        let generation = generator.generate(&longer, &request).expect("it begins");
+        generation.map(|token| token.expect("a token")).collect()
+    };
+    let mut generator = generator_with_half_cache("llama", 8);
+    generator.prompt_logits(&prompt).expect("logits");
+    assert_eq!(
+        collect(&mut generator),
+        collect(&mut generator_with_half_cache("llama", 8))
+    );
+}

@@ -25,10 +25,7 @@ fn types(op: OpRef, sample: &Sample, float: DType) -> Option<(Vec<TensorType>, V
         .inputs
         .iter()
         .enumerate()
-        .map(|(i, x)| match x.state {
-            true => graph.state(&format!("x{i}"), &x.shape).into(),
-            false => graph.input_typed(&format!("x{i}"), &x.shape, operand(x.dtype)).into(),
-        })
+        .map(|(i, x)| x.leaf(&mut graph, &format!("x{i}"), operand(x.dtype)).into())
         .collect();
     let types = sample
         .inputs

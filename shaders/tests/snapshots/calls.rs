@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use meganeura_core::attrs::Attrs;
 use meganeura_core::backend::KernelDesc;
-use meganeura_core::ops::sample::{Sample, SampleInput, Sizes};
+use meganeura_core::ops::sample::{Fill, Sample, SampleInput, Sizes};
 use meganeura_core::plan::BufferRef;
 use meganeura_core::program::{Program, Slot, Step};
 use meganeura_core::quantization::{BLOCK, BlockFormat};
@@ -120,18 +120,23 @@ impl Call {
         let mut graph = Graph::new();
         let operands = self.operands.iter().enumerate();
         let inputs: Vec<Value> = operands
-            .map(|(i, (shape, dtype, state))| match state {
-                true => graph.state(&format!("x{i}"), shape).into(),
-                false => graph.input_typed(&format!("x{i}"), shape, *dtype).into(),
+            .map(|(i, (shape, dtype, state))| {
+                let operand = SampleInput::filled(*dtype, shape, Fill::Constant(0.0));
+                let operand = if *state { operand.state() } else { operand };
+                operand.leaf(&mut graph, &format!("x{i}"), *dtype).into()
             })
             .collect();
         let types: Vec<_> = inputs.iter().filter_map(|&x| graph.ty(x).cloned()).collect();
         let op = registry::op(self.op).expect("an operator");
         let call = graph.call(op, self.attrs.clone(), inputs);
         assert!(graph.errors().is_empty(), "{}: {:?}", self.op, graph.errors());
-        // There are products of half precision, but none has a result of it.
+        // There are products of half precision, but none has a result of it; caches are written as they are.
+        let has_half_cache = self
+            .operands
+            .iter()
+            .any(|(_, dtype, state)| *state && *dtype == DType::F16);
         let wide = |ty: &TensorType| match ty.dtype {
-            DType::F16 => TensorType::f32(ty.shape.clone()),
+            DType::F16 if !has_half_cache => TensorType::f32(ty.shape.clone()),
             _ => ty.clone(),
         };
         let outputs: Vec<TensorType> = graph.nodes()[call.index()].outputs.iter().map(wide).collect();

@@ -30,7 +30,7 @@ pub(crate) fn feed(session: &mut Session, graph: &Graph, feeds: &Feeds) -> Resul
         };
         match &node.kind {
             NodeKind::Input => set_input(session, name, ty, values)?,
-            NodeKind::Parameter { .. } => session.try_set_parameter(name, &narrow(values))?,
+            NodeKind::Parameter { .. } => session.try_set_parameter_bytes(name, &encode(ty.dtype, values)?)?,
             NodeKind::State { .. } => session.try_set_state(name, &narrow(values))?,
             NodeKind::Scalar if !values.is_empty() => session.try_set_scalar(name, values[0])?,
             _ => {}

@@ -37,10 +37,7 @@ pub(crate) fn case(op: OpRef, sample: &Sample, seed: u64) -> Case {
         .map(|(i, input)| {
             let name = format!("operand{i}");
             values.insert(name.clone(), input.values(&mut rng));
-            match input.state {
-                true => graph.state(&name, &input.shape).into(),
-                false => graph.input_typed(&name, &input.shape, input.dtype).into(),
-            }
+            input.leaf(&mut graph, &name, input.dtype).into()
         })
         .collect();
     let call = graph.call(op, sample.attrs.clone(), operands);
@@ -89,7 +86,11 @@ pub(crate) fn session(case: &Case, threads: usize) -> Session {
     for (i, input) in case.inputs.iter().enumerate() {
         let name = format!("operand{i}");
         let values = &case.values[&name];
-        if input.state {
+        if input.state && input.dtype != DType::F32 {
+            session
+                .try_set_parameter_bytes(&name, &bytes(values, input.dtype))
+                .expect("a parameter");
+        } else if input.state {
             let values: Vec<f32> = values.iter().map(|&v| v as f32).collect();
             session.try_set_state(&name, &values).expect("a state");
         } else {

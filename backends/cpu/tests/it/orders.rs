@@ -62,7 +62,7 @@ fn check(y: &[f32], ids: &[u32], numbers: &[f32], what: &str) {
             let terms = terms.map(|(a, b)| f64::from(*a) * f64::from(*b));
             let (sum, size) = terms.fold((0.0, 0.0), |(s, z), t| (s + t, z + t.abs()));
             let found = f64::from(y[i * ROWS + j]);
-            // CPUs with VNNI round each number of a row by 2^-16 of the largest of its block.
+            // CPUs with VNNI round each number of a row by about 2^-16 of the largest of its block.
             assert!(
                 (found - sum).abs() <= 6e-5 * size,
                 "{what} [{i}, {j}]: {found}, not {sum}"

@@ -10,7 +10,7 @@ pub enum CacheType {
     #[default]
     F32,
     /// 16 bits a number, IEEE 754 binary16: half of the memory, and of what attention reads. Numbers are rounded when they are
-    /// written, by at most 2^-11 of their magnitude; magnitudes above 65,504 become infinite.
+    /// written, by at most 2^-11 of their magnitude (2^-25 below 2^-14); magnitudes from 65,520 on become infinite.
     F16,
 }
 

@@ -8,19 +8,19 @@ use std::collections::BTreeSet;
 use meganeura_compiler::optimize::try_optimize;
 use meganeura_core::autodiff::try_differentiate;
 use meganeura_core::error::Error;
-use meganeura_core::graph::{Graph, NodeId, Value};
+use meganeura_core::graph::{Graph, NodeId, NodeKind, Value};
 use meganeura_core::ops::sample::{Sample, Sizes};
 use meganeura_core::ops::{Gradient, OpRef};
 use meganeura_core::random::SplitMix64;
 use meganeura_core::reference::{Evaluation, evaluate};
-use meganeura_core::{DType, registry};
+use meganeura_core::{DType, Session, registry};
 
 use crate::compare::{compare_within, widening, work};
 use crate::harness::{Feeds, feed, open, output, run_once};
 use crate::options::Options;
 use crate::precision::Deviations;
 use crate::runner::{Case, CaseRun, Check, SharedDevice, ensure, fail};
-use crate::storage::{quantise, wide};
+use crate::storage::{decode, quantise, wide};
 
 /// Half-precision samples of an operator.
 const HALF_SAMPLES: usize = 3;
@@ -54,11 +54,7 @@ fn build(op: OpRef, sample: &Sample, seed: u64, float: DType) -> SampleGraph {
         let values = input.values(&mut rng);
         // A type that cannot be stored shows when the operand is set.
         feeds.insert(name.clone(), quantise(dtype, &values).unwrap_or(values));
-        operands.push(if input.state {
-            graph.state(&name, &input.shape)
-        } else {
-            graph.input_typed(&name, &input.shape, dtype)
-        });
+        operands.push(input.leaf(&mut graph, &name, dtype));
     }
     let call = graph.call(op, sample.attrs.clone(), operands.iter().map(Value::from).collect());
     let ports = graph.nodes()[call.index()].outputs.len() as u32;
@@ -127,18 +123,23 @@ fn forward(device: &SharedDevice, op: OpRef, case: &SampleGraph, tolerance: f64)
         check = check.worse(compare_within(&what, dtype, found, &expected.data, limit, more)?);
     }
     for (name, expected) in &oracle.written {
-        let found = wide(&session.try_read_state(name)?);
+        let (dtype, found) = persistent(&mut session, &case.graph, name)?;
         let what = format!("{name} after the step");
-        check = check.worse(compare_within(
-            &what,
-            DType::F32,
-            &found,
-            expected,
-            limit,
-            off.state(name),
-        )?);
+        check = check.worse(compare_within(&what, dtype, &found, expected, limit, off.state(name))?);
     }
     Ok(check)
+}
+
+/// What a state or a parameter holds, and its type.
+fn persistent(session: &mut Session, graph: &Graph, name: &str) -> Result<(DType, Vec<f64>), Error> {
+    let named = graph.nodes().iter().find(|node| node.name.as_deref() == Some(name));
+    Ok(match named.map(|node| (&node.kind, node.outputs.first())) {
+        Some((NodeKind::Parameter { .. }, Some(ty))) => {
+            let bytes = session.try_read_parameter_bytes(name)?;
+            (ty.dtype, decode(ty.dtype, &bytes)?)
+        }
+        _ => (DType::F32, wide(&session.try_read_state(name)?)),
+    })
 }
 
 fn wants_gradients(case: &SampleGraph, sample: &Sample) -> bool {

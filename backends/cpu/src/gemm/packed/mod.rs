@@ -58,8 +58,8 @@ const FEW_ROWS: usize = 2 * MAX_ROWS;
 /// Tasks have whole groups of so many columns, which is what inner loops like, or whole panels.
 const GROUP: usize = 4;
 
-/// `f32`s of a cache line. There are whole ones before rounded rows, with a number for each tile of rows, which is not 0 if it
-/// can be used.
+/// `f32`s of a cache line. There are whole ones before rounded rows, with a number for each row, which is not 0 if it can be
+/// used.
 const LINE: usize = 16;
 
 /// How a matmul is computed.
@@ -237,7 +237,7 @@ impl PackedGemm {
 
     /// `f32`s before the tiles of rounded rows.
     fn header(&self) -> usize {
-        self.preparations().next_multiple_of(LINE)
+        self.m.next_multiple_of(LINE)
     }
 
     /// `f32`s of a tile of rounded rows.
@@ -255,17 +255,23 @@ impl PackedGemm {
         // SAFETY: the kernels are of a set that the CPU can run; each task has its own rows, blocks and flag; passed on to the
         // caller.
         unsafe {
-            let is_rounded = match &self.way {
-                Way::Integers { kernels, .. } => (kernels.round)(x, self.k, shared.add(LINE).cast()),
+            let (first, rows, usable) = match &self.way {
+                Way::Integers { kernels, .. } => {
+                    let is_usable = (kernels.round)(x, self.k, shared.add(LINE).cast());
+                    (0, 1, u8::from(is_usable))
+                }
                 Way::Rounded { kernels, .. } => {
                     let first = task * rounded::ROWS;
                     let rows = rounded::ROWS.min(self.m - first);
                     let tile = shared.add(self.header() + task * self.tile_len());
-                    (kernels.round)(x.add(first * self.k), [rows, self.k], tile.cast())
+                    let usable = (kernels.round)(x.add(first * self.k), [rows, self.k], tile.cast());
+                    (first, rows, usable)
                 }
                 Way::Registers { .. } | Way::Panels(..) => return,
             };
-            *shared.add(task) = f32::from(u8::from(is_rounded));
+            for row in 0..rows {
+                *shared.add(first + row) = f32::from(usable >> row & 1);
+            }
         }
     }
 
@@ -381,13 +387,12 @@ impl PackedGemm {
     ) {
         let in_panels = self.in_panels(&cols);
         let rows_of = |tile: usize| tile * rounded::ROWS..self.m.min((tile + 1) * rounded::ROWS);
-        // SAFETY: tiles and columns of the task; a tile is rounded if its number in the header says so.
+        // SAFETY: tiles and columns of the task; a row is rounded if its number in the header says so.
         unsafe {
-            let is_rounded = |tile: usize| *shared.add(tile) != 0.0;
             for at in (0..in_panels).step_by(PANEL_ROWS) {
                 let col = cols.start + at;
                 let panel = weights.from(self.storage, col);
-                for tile in tiles.clone().filter(|&tile| is_rounded(tile)) {
+                for tile in tiles.clone() {
                     let rows = rows_of(tile);
                     let from = shared.add(self.header() + tile * self.tile_len());
                     let to = y.add(rows.start * self.n + col);
@@ -395,8 +400,10 @@ impl PackedGemm {
                 }
             }
             for tile in tiles {
-                let done = if is_rounded(tile) { in_panels } else { 0 };
-                self.in_registers(rows_of(tile), cols.start + done..cols.end, x, weights, y);
+                self.in_registers(rows_of(tile), cols.start + in_panels..cols.end, x, weights, y);
+                for row in rows_of(tile).filter(|&row| *shared.add(row) == 0.0) {
+                    self.in_registers(row..row + 1, cols.start..cols.start + in_panels, x, weights, y);
+                }
             }
         }
     }

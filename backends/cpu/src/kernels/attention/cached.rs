@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
-use meganeura_core::ops::AttentionDims;
+use meganeura_core::ops::{AttentionDims, PagedDims};
 
 use super::super::cached_rows::has_halves;
 use super::paged::Paged;
@@ -24,7 +24,7 @@ use crate::simd::LINE;
 use crate::vmath::{self, Isa, Level, multiversion};
 
 /// Rows of queries of a task.
-pub(super) const ROWS: usize = 16;
+const ROWS: usize = 16;
 /// Valid rows that estimates of the duration go by.
 const USUAL_KEYS: usize = 256;
 /// Neighbouring `f32`s of a cache that are worth being read together: 1 KiB.
@@ -32,13 +32,13 @@ const RUN: usize = 256;
 /// Places of keys, and as many of values, from which on they are read at the same time.
 const TOUCHES: usize = 4;
 /// Tasks that are enough for the keys not to be divided.
-pub(super) const TASKS_THRESHOLD: usize = 16;
+const TASKS_THRESHOLD: usize = 16;
 /// Keys that are worth a task, as each has to bring the queries and to be brought together with the others.
 const TASK_KEYS: usize = 32;
 
 /// A call.
 #[derive(Clone, Copy)]
-pub(super) struct Cached {
+struct Cached {
     /// With the capacity as the number of keys.
     dims: AttentionDims,
     /// Rows of queries, and neighbouring key-value heads, of a task at most.
@@ -47,8 +47,8 @@ pub(super) struct Cached {
     /// Shares that the keys of each query are divided into, at most.
     parts: usize,
     /// What positions, or numbers of blocks, must be below.
-    pub(super) bound: usize,
-    pub(super) dispatch: usize,
+    bound: usize,
+    dispatch: usize,
     level: Level,
     blocks: Blocks,
     q: View<f32>,
@@ -89,14 +89,14 @@ impl TileRows {
 
 /// The queries of a task: some rows of the heads that share one key-value head, or one of a few.
 #[derive(Clone, Copy)]
-pub(super) struct Unit {
-    pub(super) entry: usize,
+struct Unit {
+    entry: usize,
     /// First key-value head and number of them.
-    pub(super) kv_head: usize,
-    pub(super) kv_heads: usize,
+    kv_head: usize,
+    kv_heads: usize,
     /// First row and number of rows, which are of one sequence when keys are looked at.
-    pub(super) first: usize,
-    pub(super) rows: usize,
+    first: usize,
+    rows: usize,
 }
 
 /// What is known of queries after some keys.
@@ -110,7 +110,7 @@ struct State<'a> {
 
 /// Neighbouring key-value heads whose rows are worth being read together. They lie side by side, and memory is faster in
 /// longer runs; more than one row finds keys and values in the cache again.
-pub(super) fn heads_in_a_run(dims: &AttentionDims) -> usize {
+fn heads_in_a_run(dims: &AttentionDims) -> usize {
     (RUN / dims.head_dim.max(1)).clamp(1, dims.kv_heads.max(1))
 }
 
@@ -120,8 +120,25 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
     compile_call(cx, dims, [ROWS, heads_together], None)
 }
 
+/// Attention to the blocks of a paged cache: keys and values lie where a block table says. The rows of a call are tokens of any
+/// sequences; neighbours that follow each other in one sequence, as those of a prompt do, are found when the step runs, and go over
+/// their keys together.
+pub(super) fn compile_paged(cx: &CompileCx) -> Result<Compiled, String> {
+    let paged_dims = PagedDims::of(&cx.call())?;
+    let (dims, paged) = (paged_dims.dims, Paged::of(cx, &paged_dims));
+    // Rows are together in a task only where there are enough tasks without dividing keys: whatever shares the keys of a task
+    // has one row then.
+    let row_block = |together: usize| dims.rows_q * dims.kv_heads.div_ceil(together) / TASKS_THRESHOLD;
+    let together = heads_in_a_run(&dims);
+    let [rows, heads] = match row_block(together) {
+        0 | 1 => [1, together],
+        _ => [row_block(1).min(ROWS), 1],
+    };
+    compile_call(cx, dims, [rows, heads], Some(paged))
+}
+
 /// A call whose tasks have at most so many rows and key-value heads.
-pub(super) fn compile_call(
+fn compile_call(
     cx: &CompileCx,
     dims: AttentionDims,
     [row_block, heads_together]: [usize; 2],
@@ -263,8 +280,20 @@ impl Cached {
         // SAFETY: forwarded.
         let positions = unsafe { self.positions.all() };
         if let Some(paged) = &self.paged {
+            let of_rows = |rows: Range<usize>, position| {
+                let part = Unit {
+                    first: rows.start,
+                    rows: rows.len(),
+                    ..unit
+                };
+                attend(part, position);
+            };
             // SAFETY: forwarded.
-            return unsafe { paged.sequences(self, positions, unit, cx, attend) };
+            let found = unsafe { paged.sequences(positions, unit.first..unit.first + unit.rows, self.bound, of_rows) };
+            if let Err(bad) = found {
+                cx.index_out_of_range(self.dispatch, bad, self.bound);
+            }
+            return;
         }
         let position = positions[unit.entry];
         match (position as usize) < self.bound {

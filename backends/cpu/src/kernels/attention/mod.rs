@@ -36,7 +36,7 @@ pub(super) const KERNELS: &[KernelDef] = &[
     KernelDef {
         name: "core.paged_attention",
         supports: supports_attention,
-        compile: paged::compile,
+        compile: cached::compile_paged,
     },
 ];
 

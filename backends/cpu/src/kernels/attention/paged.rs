@@ -1,9 +1,10 @@
-//! Attention to the blocks of a paged cache: where the rows of each sequence are.
+//! Where the rows of each sequence are in a paged cache.
+
+use std::ops::Range;
 
 use meganeura_core::ops::PagedDims;
 
-use super::cached::{Cached, ROWS, TASKS_THRESHOLD, Unit, compile_call, heads_in_a_run};
-use crate::kernel::{CompileCx, Compiled, RunCx};
+use crate::kernel::CompileCx;
 use crate::memory::View;
 
 /// Where the rows of sequences are.
@@ -15,33 +16,16 @@ pub(super) struct Paged {
     pub(super) block_rows: usize,
 }
 
-/// Attention to the blocks of a paged cache: keys and values lie where a block table says. The rows of a call are tokens of any
-/// sequences; neighbours that follow each other in one sequence, as those of a prompt do, are found when the step runs, and go over
-/// their keys together.
-pub(super) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
-    let PagedDims {
-        dims,
-        block_rows,
-        table_len,
-        ..
-    } = PagedDims::of(&cx.call())?;
-    let paged = Paged {
-        table: cx.input(4),
-        table_len,
-        block_rows,
-    };
-    // Rows are together in a task only where there are enough tasks without dividing keys: whatever shares the keys of a task
-    // has one row then.
-    let row_block = |together: usize| dims.rows_q * dims.kv_heads.div_ceil(together) / TASKS_THRESHOLD;
-    let together = heads_in_a_run(&dims);
-    let [rows, heads] = match row_block(together) {
-        0 | 1 => [1, together],
-        _ => [row_block(1).min(ROWS), 1],
-    };
-    compile_call(cx, dims, [rows, heads], Some(paged))
-}
-
 impl Paged {
+    /// Those of a call of these sizes.
+    pub(super) fn of(cx: &CompileCx, dims: &PagedDims) -> Self {
+        Paged {
+            table: cx.input(4),
+            table_len: dims.table_len,
+            block_rows: dims.block_rows,
+        }
+    }
+
     /// The blocks of a row's sequence.
     ///
     /// # Safety
@@ -61,27 +45,22 @@ impl Paged {
         blocks[place] as usize
     }
 
-    /// See [`Cached::sequences`].
+    /// Calls `attend` for ranges of rows that follow each other in one sequence, with the position of the first. All numbers of
+    /// blocks have to be below a bound; else it is not called at all, and one that is not is the error.
     ///
     /// # Safety
-    /// As there.
+    /// As for [`Paged::blocks`].
     pub(super) unsafe fn sequences(
         &self,
-        call: &Cached,
         positions: &[u32],
-        unit: Unit,
-        cx: &RunCx,
-        mut attend: impl FnMut(Unit, usize),
-    ) {
-        let rows = unit.first..unit.first + unit.rows;
+        rows: Range<usize>,
+        bound: usize,
+        mut attend: impl FnMut(Range<usize>, usize),
+    ) -> Result<(), u32> {
         // SAFETY: forwarded.
         let blocks = |row| unsafe { self.blocks(row) };
-        let bad = rows
-            .clone()
-            .flat_map(blocks)
-            .find(|&&block| block as usize >= call.bound);
-        if let Some(&bad) = bad {
-            return cx.index_out_of_range(call.dispatch, bad, call.bound);
+        if let Some(&bad) = rows.clone().flat_map(blocks).find(|&&block| block as usize >= bound) {
+            return Err(bad);
         }
         let last = self.table_len * self.block_rows - 1;
         let position = |row: usize| (positions[row] as usize).min(last);
@@ -94,9 +73,9 @@ impl Paged {
             if end < rows.end && follows(end) {
                 continue;
             }
-            let rows = end - first;
-            attend(Unit { first, rows, ..unit }, position(first));
+            attend(first..end, position(first));
             first = end;
         }
+        Ok(())
     }
 }

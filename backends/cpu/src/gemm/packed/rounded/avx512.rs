@@ -41,13 +41,15 @@ const fn parts<F: PanelFormat>() -> usize {
 ///
 /// As for [`RoundedKernels::round`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni,f16c")]
-unsafe fn round<F: PanelFormat>(x: *const f32, [rows, k]: [usize; 2], to: *mut Block) -> bool {
-    let mut usable = true;
+unsafe fn round<F: PanelFormat>(x: *const f32, [rows, k]: [usize; 2], to: *mut Block) -> u8 {
+    let mut usable = 0;
     for row in 0..rows {
+        let mut is_usable = true;
         for block in 0..k / BLOCK {
             // SAFETY: blocks of the row, and of the tile.
-            usable &= unsafe { round_block::<F>(x.add(row * k + block * BLOCK), &mut *to.add(block * ROWS + row)) };
+            is_usable &= unsafe { round_block::<F>(x.add(row * k + block * BLOCK), &mut *to.add(block * ROWS + row)) };
         }
+        usable |= u8::from(is_usable) << row;
     }
     usable
 }
@@ -67,6 +69,8 @@ unsafe fn round_block<F: PanelFormat>(x: *const f32, to: &mut Block) -> bool {
         let magnitudes = x.map(|x| _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(i32::MAX)));
         let largest = _mm512_reduce_max_epu32(_mm512_max_epu32(magnitudes[0], magnitudes[1]));
         if largest != 0 && !MAGNITUDES.contains(&largest) {
+            // Kernels go over all rows of a tile.
+            *to = Block::ZERO;
             return false;
         }
         let (scale, inverse) = match f32::from_bits(largest) {

@@ -2,8 +2,8 @@
 //!
 //! To make an `f32` of a weight costs about as much as to multiply it, and one multiplication of `f32`s has 16 lanes, where one
 //! of bytes, `vpdpbusd`, adds 64 products. The rows of the left operand are rounded once, each block of 32 numbers to integers
-//! of 16 bits with a scale of its own: a number is off by at most 2^-16 of the largest magnitude of its block. That is far
-//! below what the weights' few bits cost (2^-9 with Q8_0, the finest format), and below what `f16` would cost (2^-12).
+//! of 16 bits with a scale of its own: a number is off by about 2^-16 of the largest magnitude of its block at most. That is far
+//! below what the weights' few bits cost (2^-8 of the largest with Q8_0, the finest format).
 //!
 //! An integer is two signed digits, `low + 256 high`. Sums of a block are exact, and blocks are added up in `f32` in the order
 //! of the row, whatever other rows there are: the results of a row do not depend on the number of rows.
@@ -20,6 +20,7 @@ use super::rows::Rows;
 
 /// Most rows that are multiplied together: so many sums of 32 bits and of `f32`s, and a block's weights, are in registers.
 pub(super) const ROWS: usize = 8;
+
 /// A rounded block.
 #[repr(C, align(16))]
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only kernels look into it"))]
@@ -35,15 +36,26 @@ pub(super) struct Block {
     total: f32,
 }
 
+impl Block {
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "only kernels use it"))]
+    const ZERO: Block = Block {
+        digits: [[0; BLOCK]; 2],
+        offsets: [0; 2],
+        scale: 0.0,
+        total: 0.0,
+    };
+}
+
 /// What there is for one storage.
 pub(super) struct RoundedKernels {
     /// Rounds up to [`ROWS`] rows of whole blocks: `(x, [rows, k], to)`, where `to` is a [`tile`](tile_blocks) of blocks.
-    /// Gives false if a number is not finite, or so large or small that scales could be: then nobody may use the blocks.
+    /// Gives a bit for each row, the first in the lowest one. It is 0 if a number of the row is not finite, or so large or small that
+    /// scales could be: then the row's products are of no use.
     ///
     /// # Safety
     ///
     /// The CPU must have the instruction set, the rows be there, and the blocks be the caller's own.
-    pub(super) round: unsafe fn(*const f32, [usize; 2], *mut Block) -> bool,
+    pub(super) round: unsafe fn(*const f32, [usize; 2], *mut Block) -> u8,
     /// `y = x · weights` transposed for 1, 2 ... rows of `x` and whole panels: `(x, weights, cols, y, y_row)`.
     ///
     /// # Safety
