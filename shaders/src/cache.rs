@@ -21,15 +21,11 @@ const WRITES: [(&str, Option<&str>); 2] = [
 /// The operator that writes into blocks.
 const PAGED_WRITE: &str = "core.paged_cache_write";
 
-/// Launches for an operator of this file, with a cache of `f32`, or of `f16` for rows of `f32` whose pairs are words of their own;
-/// others are left to decompositions.
+/// Launches for an operator of this file, with a cache of `f32`, or of `f16` for rows of `f32`; others are left to decompositions.
 pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
     let has_kernel = match (cx.kernel.inputs, cx.kernel.outputs) {
-        ([new, ..], [cache]) if new.dtype == DType::F32 => match cache.dtype {
-            DType::F32 => true,
-            DType::F16 => cache.shape.dims().last().is_some_and(|width| width.is_multiple_of(2)),
-            _ => false,
-        },
+        // Rows of f16 have pairs of elements.
+        ([new, ..], [cache]) => new.dtype == DType::F32 && matches!(cache.dtype, DType::F32 | DType::F16),
         _ => false,
     };
     if cx.kernel.name == PAGED_WRITE && has_kernel {

@@ -122,7 +122,7 @@ impl Operator for CacheWrite {
 
     fn doc(&self) -> Doc {
         Doc {
-            shapes: "new rows [batch..., rows, width], cache [batch..., capacity, width], position (u32) [batch...], or [1] without batch -> as the cache; a cache is of the rows' type, or f16 for rows of f32",
+            shapes: "new rows [batch..., rows, width], cache [batch..., capacity, width], position (u32) [batch...], or [1] without batch -> as the cache; a cache is of the rows' type, or f16 for rows of f32 of an even number of elements",
             formula: "the cache with rows position .. position + rows - 1 of each sequence replaced by the new ones; the state or parameter holds it from now on. A position above capacity - rows is an error of the step, which writes nothing",
             source: "the key-value cache of Pope et al., 2022, in place",
         }
@@ -222,7 +222,10 @@ impl Operator for CacheWrite {
             sample.tolerance = sample.tolerance.max(rounding_of_cache(dtype));
             sample
         };
-        let halves = cases[2..].iter().map(|&sizes| case(DType::F16, sizes));
+        // Rows of f16 have pairs of elements.
+        let halves = cases[1..].iter().map(|&(batch, rows, capacity, width)| {
+            case(DType::F16, (batch, rows, capacity, width.next_multiple_of(2)))
+        });
         cases
             .iter()
             .map(|&sizes| case(DType::F32, sizes))

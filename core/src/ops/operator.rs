@@ -388,13 +388,18 @@ pub fn expect_same_dtype(call: &Call) -> Result<(), String> {
 }
 
 /// Whether rows can be kept in a key-value cache of a type: of their own, or of `f16` for rows of `f32`, which are rounded when
-/// they are written.
+/// they are written, and have pairs of elements, as backends write whole words.
 ///
 /// # Errors
 /// In words for users.
 pub(super) fn expect_cache_dtype(rows: &TensorType, cache: &TensorType) -> Result<(), String> {
     match (rows.dtype, cache.dtype) {
-        (DType::F32, DType::F16) => Ok(()),
+        (DType::F32, DType::F16) => match cache.shape.dims().last() {
+            Some(width) if !width.is_multiple_of(2) => Err(format!(
+                "the cache {cache} of f16 has rows of {width} elements, but needs an even number"
+            )),
+            _ => Ok(()),
+        },
         (rows, cache) if rows == cache => Ok(()),
         _ => Err(format!(
             "the cache {cache} has another element type than the rows {rows}; a cache is of their type, or of f16 for rows of f32"

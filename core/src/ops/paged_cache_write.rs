@@ -66,7 +66,7 @@ impl Operator for PagedCacheWrite {
 
     fn doc(&self) -> Doc {
         Doc {
-            shapes: "new rows [rows, width], cache [blocks, block_rows, width], slots (u32) [rows] -> as the cache; a cache is of the rows' type, or f16 for rows of f32",
+            shapes: "new rows [rows, width], cache [blocks, block_rows, width], slots (u32) [rows] -> as the cache; a cache is of the rows' type, or f16 for rows of f32 of an even number of elements",
             formula: "the cache with row slots[i] % block_rows of block slots[i] / block_rows replaced by new row i, the last one where a slot repeats; the state or parameter holds it from now on. The slot blocks * block_rows writes nothing, one above is an error of the step",
             source: "the slot mapping of PagedAttention (Kwon et al., 2023), in place",
         }
@@ -146,7 +146,10 @@ impl Operator for PagedCacheWrite {
             sample.tolerance = sample.tolerance.max(rounding_of_cache(dtype));
             sample
         };
-        let halves = cases[1..].iter().map(|&sizes| case(DType::F16, sizes));
+        // Rows of f16 have pairs of elements.
+        let halves = cases[1..].iter().map(|&(rows, [blocks, block_rows, width])| {
+            case(DType::F16, (rows, [blocks, block_rows, width.next_multiple_of(2)]))
+        });
         cases
             .iter()
             .map(|&sizes| case(DType::F32, sizes))

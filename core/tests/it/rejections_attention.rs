@@ -303,6 +303,24 @@ fn caches_that_do_not_fit() {
         g.cache_write(new, cache, position)
     });
     says(&message, &["not a state or parameter"]);
+    let typed = |rows: DType, cache: DType, width: usize| {
+        rejection(|g| {
+            let new = g.input_typed("new", &[1, width], rows);
+            let cache = g.parameter_typed("cache", &[8, width], cache);
+            let position = g.input_u32("position", &[1]);
+            g.cache_write(new, cache, position)
+        })
+    };
+    says(
+        &typed(DType::F32, DType::F16, 3),
+        &["rows of 3 elements", "even number"],
+    );
+    for (rows, cache) in [(DType::F16, DType::F32), (DType::F32, DType::BF16)] {
+        says(
+            &typed(rows, cache, 4),
+            &["another element type", "of their type, or of f16"],
+        );
+    }
 }
 
 #[test]
@@ -330,6 +348,14 @@ fn cached_attention_that_does_not_fit() {
         ..options
     };
     says(&attend(&[1, 12], &[8, 6], &[1], window), &["window of 0"]);
+    let message = rejection(|g| {
+        let q = g.input("q", &[1, 12]);
+        let k = g.parameter_typed("k", &[8, 6], DType::F16);
+        let v = g.state("v", &[8, 6]);
+        let position = g.input_u32("position", &[1]);
+        g.cached_attention_with(q, k, v, position, options)
+    });
+    says(&message, &["different element types"]);
 }
 
 #[test]

@@ -68,7 +68,7 @@ impl Operator for CachedAttention {
 
     fn doc(&self) -> Doc {
         Doc {
-            shapes: "q [batch..., rows, num_heads * head_dim], cached keys and values [batch..., capacity, num_kv_heads * head_dim], position (u32) [batch...], or [1] without batch -> as q; caches are of the queries' type, or f16 for queries of f32",
+            shapes: "q [batch..., rows, num_heads * head_dim], cached keys and values [batch..., capacity, num_kv_heads * head_dim], position (u32) [batch...], or [1] without batch -> as q; caches are of the queries' type, or f16 for queries of f32, with rows of an even number of elements",
             formula: "core.attention of row r to rows 0 .. position + r of the cache, with a window w to the last w of these; whatever later rows hold changes nothing. A position above capacity - rows is an error of the step",
             source: "Vaswani et al., 2017, with the cache of Pope et al., 2022",
         }
@@ -137,7 +137,14 @@ impl Operator for CachedAttention {
         ];
         let scaled = &mut samples[2];
         scaled.attrs = scaled.attrs.clone().with("scale", -0.75);
-        let halves = samples.clone().into_iter().map(|mut sample| {
+        // Rows of f16 have pairs of elements.
+        let is_even = |sample: &Sample| {
+            sample.inputs[1]
+                .shape
+                .last()
+                .is_some_and(|width| width.is_multiple_of(2))
+        };
+        let halves = samples.clone().into_iter().filter(is_even).map(|mut sample| {
             sample.label += ", f16";
             for cache in &mut sample.inputs[1..3] {
                 *cache = SampleInput::cache(DType::F16, &cache.shape);

@@ -127,7 +127,7 @@ impl Operator for PagedAttention {
 
     fn doc(&self) -> Doc {
         Doc {
-            shapes: "q [rows, num_heads * head_dim], cached keys and values [blocks, block_rows, num_kv_heads * head_dim], positions (u32) [rows], block table (u32) [rows, blocks of a sequence] -> as q; caches are of the queries' type, or f16 for queries of f32",
+            shapes: "q [rows, num_heads * head_dim], cached keys and values [blocks, block_rows, num_kv_heads * head_dim], positions (u32) [rows], block table (u32) [rows, blocks of a sequence] -> as q; caches are of the queries' type, or f16 for queries of f32, with rows of an even number of elements",
             formula: "core.attention of each row r to rows 0 .. positions[r] of its own sequence, with a window w to the last w of these; row j of the sequence is row j % block_rows of block block_table[r, j / block_rows]. A position beyond the table's rows sees all of them. Whatever other rows hold changes nothing. A block that is not there is an error of the step",
             source: "PagedAttention (Kwon et al., 2023)",
         }
@@ -188,7 +188,15 @@ impl Operator for PagedAttention {
             ([rows, len], [len + 2, block_rows], [heads, kv, width], 0),
         ];
         let of = |dtype| cases.map(|(rows, blocks, heads, window)| call_of(dtype, rows, blocks, heads, window));
-        of(DType::F32).into_iter().chain(of(DType::F16)).collect()
+        // Rows of f16 have pairs of elements.
+        let is_even = |sample: &Sample| {
+            sample.inputs[1]
+                .shape
+                .last()
+                .is_some_and(|width| width.is_multiple_of(2))
+        };
+        let halves = of(DType::F16).into_iter().filter(is_even);
+        of(DType::F32).into_iter().chain(halves).collect()
     }
 }
 

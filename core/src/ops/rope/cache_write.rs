@@ -17,7 +17,7 @@ impl Operator for RopeCacheWrite {
 
     fn doc(&self) -> Doc {
         Doc {
-            shapes: "new rows [batch..., rows, heads * head_dim], cache [batch..., capacity, heads * head_dim], position (u32) [batch...], or [1] without batch -> as the cache; a cache is of the rows' type, or f16 for rows of f32",
+            shapes: "new rows [batch..., rows, heads * head_dim], cache [batch..., capacity, heads * head_dim], position (u32) [batch...], or [1] without batch -> as the cache; a cache is of the rows' type, or f16 for rows of f32 of an even number of elements",
             formula: "core.cache_write of core.rope_dynamic_offset(new rows, position), into the cache at the position",
             source: "rotated rows are written only to the cache; replaces the two calls where that is faster",
         }
