@@ -46,10 +46,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     if (thread >= COUNT) {
         return;
     }
+    var i = thread;
     // @if PAIRS
-    let i = 2u * thread;
-    // @else
-    let i = thread;
+    i = 2u * thread;
     // @end
     let sequence = i / (ROWS * WIDTH);
     let given = load_position(sequence);

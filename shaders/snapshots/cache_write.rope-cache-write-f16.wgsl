@@ -58,7 +58,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     if (thread >= COUNT) {
         return;
     }
-    let i = 2u * thread;
+    var i = thread;
+    i = 2u * thread;
     let sequence = i / (ROWS * WIDTH);
     let given = load_position(sequence);
     let position = checked_index(given, POSITIONS);

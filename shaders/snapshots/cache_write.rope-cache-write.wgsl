@@ -57,7 +57,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     if (thread >= COUNT) {
         return;
     }
-    let i = thread;
+    var i = thread;
     let sequence = i / (ROWS * WIDTH);
     let given = load_position(sequence);
     let position = checked_index(given, POSITIONS);
