@@ -64,12 +64,17 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
     Ok(Some(sorted(cx, &dims, tiled(cx, &dims)?)?))
 }
 
+/// Binds the order of rows by their experts.
+fn bind_order(module: &mut Module) {
+    module.bind("starts", module.cx().scratch(0));
+    module.bind("order", module.cx().scratch(1));
+}
+
 /// A launch after the one that brings rows into the order of experts.
 fn sorted(cx: &CompileCx, dims: &ExpertDims, launch: Launch) -> Result<Compiled, String> {
     let mut module = Module::new(cx);
     module.uses_faults();
-    module.bind("starts", cx.scratch(0));
-    module.bind("order", cx.scratch(1));
+    bind_order(&mut module);
     let template = Template::new(files::EXPERT_SORT).size("ROWS", dims.rows).returns(
         "load_index",
         "",
@@ -161,8 +166,7 @@ fn rows(cx: &CompileCx, dims: &ExpertDims) -> Result<Launch, String> {
 fn tiled(cx: &CompileCx, dims: &ExpertDims) -> Result<Launch, String> {
     let body = body_of(cx);
     let (template, mut module) = with_matrices(cx, &body, dims, files::EXPERT_MATMUL_TILED)?;
-    module.bind("starts", cx.scratch(0));
-    module.bind("order", cx.scratch(1));
+    bind_order(&mut module);
     let template = template.body("store", module.store(0, "i", "value"));
     // An expert with rows has one tile, and one more for every TILE rows.
     let tiles = dims.experts.min(dims.rows) + dims.rows / TILE[0];
@@ -172,8 +176,7 @@ fn tiled(cx: &CompileCx, dims: &ExpertDims) -> Result<Launch, String> {
 /// Sums over the rows of each expert.
 fn weight_grad(cx: &CompileCx, dims: &ExpertDims) -> Result<Launch, String> {
     let mut module = Module::new(cx);
-    module.bind("starts", cx.scratch(0));
-    module.bind("order", cx.scratch(1));
+    bind_order(&mut module);
     let template = Template::new(files::EXPERT_WEIGHT_GRAD)
         .sizes([("N", dims.n), ("K", dims.k)])
         .returns("load_a", "", &module.load(0, "at"))

@@ -2,8 +2,8 @@
 
 use super::positions::{checked, expect_positions, first_rows};
 use super::rope::RopeCacheWrite;
-use super::sample::{Sample, SampleInput, Sizes, rounding_of_cache};
-use super::{Arity, Call, Cost, Doc, FusedWrite, Gradient, OpRef, Operator, Semantics, expect_cache_dtype};
+use super::sample::{Sample, SampleInput, Sizes};
+use super::{Arity, Call, Cost, Doc, FusedWrite, Gradient, OpRef, Operator, Semantics, cast_as, expect_cache_dtype};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::dtype::DType;
@@ -69,14 +69,6 @@ impl CacheDims {
     }
 }
 
-/// New rows in the type of their cache.
-pub(super) fn of_cache(g: &mut Graph, new: Value, cache: Value) -> Value {
-    match g.dtype(cache) {
-        dtype if dtype == g.dtype(new) => new,
-        dtype => g.cast(new, dtype).into(),
-    }
-}
-
 /// The cache with rows replaced by the new ones, as a value of its own.
 pub(super) fn written(g: &mut Graph, [new, cache, position]: [Value; 3], dims: &CacheDims) -> Value {
     let &CacheDims {
@@ -89,7 +81,7 @@ pub(super) fn written(g: &mut Graph, [new, cache, position]: [Value; 3], dims: &
         return cache;
     }
     let shape = g.shape(cache).to_vec();
-    let new = of_cache(g, new, cache);
+    let new = cast_as(g, new, cache);
     let cache = g.reshape(cache, &[batch, capacity, width]);
     let new = g.reshape(new, &[batch * rows, width]);
     let first = checked(g, position, dims.bound());
@@ -218,9 +210,7 @@ impl Operator for CacheWrite {
                 SampleInput::below(positions, first_rows(capacity, rows)),
             ];
             let label = format!("{rows} of {capacity} rows of {width}, batch {batch:?}, {dtype}");
-            let mut sample = Sample::new(label, inputs, Attrs::new());
-            sample.tolerance = sample.tolerance.max(rounding_of_cache(dtype));
-            sample
+            Sample::new(label, inputs, Attrs::new()).written_to_cache(dtype)
         };
         // Rows of f16 have pairs of elements.
         let halves = cases[1..].iter().map(|&(batch, rows, capacity, width)| {

@@ -407,6 +407,14 @@ pub(super) fn expect_cache_dtype(rows: &TensorType, cache: &TensorType) -> Resul
     }
 }
 
+/// A value in the element type of another one.
+pub(super) fn cast_as(g: &mut Graph, x: Value, other: Value) -> Value {
+    match g.dtype(other) {
+        dtype if dtype == g.dtype(x) => x,
+        dtype => g.cast(x, dtype).into(),
+    }
+}
+
 /// The name without its namespace.
 pub(super) fn short_name(name: &str) -> &str {
     name.rsplit('.').next().unwrap_or(name)

@@ -1,8 +1,7 @@
 //! Rows written into the blocks of a paged key-value cache.
 
-use super::cache_write::of_cache;
-use super::sample::{Sample, SampleInput, Sizes, rounding_of_cache};
-use super::{Arity, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics, expect_cache_dtype};
+use super::sample::{Sample, SampleInput, Sizes};
+use super::{Arity, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics, cast_as, expect_cache_dtype};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::dtype::DType;
@@ -104,7 +103,7 @@ impl Operator for PagedCacheWrite {
             }
             let g = &mut *cx.graph;
             let shape = g.shape(cache).to_vec();
-            let new = of_cache(g, new, cache);
+            let new = cast_as(g, new, cache);
             let flat = g.reshape(cache, &[dims.slots, dims.width]);
             // A row more, for those that are written nowhere.
             let spare = g.full(g.dtype(cache), 0.0, &[1, dims.width]);
@@ -142,9 +141,7 @@ impl Operator for PagedCacheWrite {
                 SampleInput::cache(dtype, &cache).state(),
                 SampleInput::below(&[rows], blocks * block_rows + 1),
             ];
-            let mut sample = Sample::new(format!("{rows} rows into {cache:?}, {dtype}"), inputs, Attrs::new());
-            sample.tolerance = sample.tolerance.max(rounding_of_cache(dtype));
-            sample
+            Sample::new(format!("{rows} rows into {cache:?}, {dtype}"), inputs, Attrs::new()).written_to_cache(dtype)
         };
         // Rows of f16 have pairs of elements.
         let halves = cases[1..].iter().map(|&(rows, [blocks, block_rows, width])| {

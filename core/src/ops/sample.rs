@@ -52,15 +52,6 @@ pub struct Sample {
     pub tolerance: f64,
 }
 
-/// What rounding to a cache's type changes rows by, as a part of the largest number.
-pub(super) fn rounding_of_cache(dtype: DType) -> f64 {
-    match dtype {
-        // Half a unit of eleven bits.
-        DType::F16 => 2f64.powi(-11),
-        _ => 0.0,
-    }
-}
-
 impl Sample {
     /// A case with the default tolerance of `1e-5`.
     pub fn new(label: impl Into<String>, inputs: Vec<SampleInput>, attrs: Attrs) -> Self {
@@ -70,6 +61,15 @@ impl Sample {
             attrs,
             tolerance: 1e-5,
         }
+    }
+
+    /// The same case of a result that is rounded to the type of a cache.
+    pub(super) fn written_to_cache(mut self, dtype: DType) -> Self {
+        if dtype == DType::F16 {
+            // Half a unit of eleven bits.
+            self.tolerance = self.tolerance.max(2f64.powi(-11));
+        }
+        self
     }
 
     /// The same case with one more operand behind the first.
@@ -109,6 +109,11 @@ impl SampleInput {
             DType::F16 => SampleInput::filled(dtype, shape, Fill::Below(5)),
             _ => SampleInput::f32(shape),
         }
+    }
+
+    /// Whether its rows have pairs of elements, as those of a cache of `f16` need.
+    pub(super) fn has_pairs(&self) -> bool {
+        self.shape.last().is_some_and(|width| width.is_multiple_of(2))
     }
 
     /// Any operand.

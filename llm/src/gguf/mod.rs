@@ -77,25 +77,37 @@ impl Gguf {
     /// # Errors
     /// As [`Gguf::open_part`]; parts that are not there, or do not belong together.
     pub(crate) fn open(path: &Path) -> Result<Self> {
-        let mut file = Gguf::open_part(path)?;
-        let count = match file.count(PARTS)? {
-            None | Some(0 | 1) => return Ok(file),
-            Some(count) => count,
-        };
-        for (number, path) in (1..).zip(file.others(count)?) {
-            file.join(number, Gguf::open_part(&path)?)?;
+        let first = Gguf::open_part(path)?;
+        let others = first.others()?;
+        first.with_others(others.iter().map(|path| Gguf::open_part(path)))
+    }
+
+    /// The model of a first part and [those beside it](Gguf::others).
+    ///
+    /// # Errors
+    /// Those of opening parts; [`Error::File`] for parts that do not belong together.
+    pub(crate) fn with_others(mut self, others: impl IntoIterator<Item = Result<Gguf>>) -> Result<Self> {
+        for (number, part) in (1..).zip(others) {
+            self.join(number, part?)?;
         }
-        match file.count(ALL_TENSORS)? {
-            Some(all) if all != file.tensors.len() as u64 => Err(file.damaged(format!(
+        match self.count(ALL_TENSORS)?.filter(|_| !self.rest.is_empty()) {
+            Some(all) if all != self.tensors.len() as u64 => Err(self.damaged(format!(
                 "its parts have {} tensors together, where it announces {all}",
-                file.tensors.len()
+                self.tensors.len()
             ))),
-            _ => Ok(file),
+            _ => Ok(self),
         }
     }
 
-    /// The paths of the other parts of a file that says it is the first of so many.
-    fn others(&self, count: u64) -> Result<Vec<PathBuf>> {
+    /// The paths of the other parts of a file that is the first of several.
+    ///
+    /// # Errors
+    /// [`Error::File`]: another part than the first, or one whose name does not say which it is.
+    pub(crate) fn others(&self) -> Result<Vec<PathBuf>> {
+        let count = match self.count(PARTS)? {
+            None | Some(0 | 1) => return Ok(Vec::new()),
+            Some(count) => count,
+        };
         let name = self.path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         let named = parts::stem(name).and_then(parts::part_of);
         let number = self.count(NUMBER)?.unwrap_or(0);

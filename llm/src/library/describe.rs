@@ -192,16 +192,20 @@ impl LocalModel {
         self.architecture = Some(architecture.to_owned()).filter(|name| !name.is_empty());
         self.stored = first.stored();
         self.context = first.context();
-        let mut parameters = first.parameters();
+        let mut others = Vec::new();
         for part in parts.iter().filter(|part| **part != path) {
-            let part = Gguf::open_part(part).map_err(|error| Support::Broken(reason(&error, Path::new(""))))?;
-            parameters = parameters.saturating_add(part.parameters());
+            others.push(Gguf::open_part(part).map_err(|error| Support::Broken(reason(&error, Path::new(""))))?);
         }
-        self.parameters = Some(parameters);
+        let parameters = others.iter().map(Gguf::parameters);
+        self.parameters = Some(parameters.fold(first.parameters(), u64::saturating_add));
         if let Some(problem) = problem {
             return Err(Support::Broken(problem.to_owned()));
         }
-        let first = Gguf::open(&path).map_err(broken)?;
+        // A file that does not say that it is a part is the model, whatever lies beside it.
+        if first.others().map_err(broken)?.is_empty() {
+            others.clear();
+        }
+        let first = first.with_others(others.into_iter().map(Ok)).map_err(broken)?;
         // One beside the file stands in.
         if !path.with_file_name("tokenizer.json").exists() {
             first.check_tokenizer().map_err(unsupported)?;

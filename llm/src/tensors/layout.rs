@@ -30,22 +30,22 @@ const EXPERTS: &str = ".experts.";
 
 /// Name of a tensor of Mixtral as others have it.
 fn of_mixtral(name: &str) -> Option<String> {
-    let (block, rest) = name.split_once(MIXTRAL[0])?;
-    let matrix = MIXTRAL_MATRICES.iter().find_map(|[own, usual]| {
-        let expert = rest.strip_suffix(".weight")?.strip_suffix(own)?;
-        Some(format!("{expert}{usual}.weight"))
-    });
-    Some(format!("{block}{}{}", MIXTRAL[1], matrix.as_deref().unwrap_or(rest)))
+    renamed(name, [0, 1])
 }
 
 /// Name of a tensor as Mixtral has it.
 pub(crate) fn to_mixtral(name: &str) -> Option<String> {
-    let (block, rest) = name.split_once(MIXTRAL[1])?;
-    let matrix = MIXTRAL_MATRICES.iter().find_map(|[own, usual]| {
-        let expert = rest.strip_suffix(".weight")?.strip_suffix(usual)?;
-        Some(format!("{expert}{own}.weight"))
+    renamed(name, [1, 0])
+}
+
+/// A name from a column of [`MIXTRAL`] and [`MIXTRAL_MATRICES`] to another.
+fn renamed(name: &str, [from, to]: [usize; 2]) -> Option<String> {
+    let (block, rest) = name.split_once(MIXTRAL[from])?;
+    let matrix = MIXTRAL_MATRICES.iter().find_map(|names| {
+        let expert = rest.strip_suffix(".weight")?.strip_suffix(names[from])?;
+        Some(format!("{expert}{}.weight", names[to]))
     });
-    Some(format!("{block}{}{}", MIXTRAL[0], matrix.as_deref().unwrap_or(rest)))
+    Some(format!("{block}{}{}", MIXTRAL[to], matrix.as_deref().unwrap_or(rest)))
 }
 
 /// Gives the experts of Mixtral the names that those of others have.

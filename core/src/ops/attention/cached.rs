@@ -9,7 +9,7 @@ use crate::dtype::DType;
 use crate::graph::{Graph, Value};
 use crate::ops::positions::{checked, expect_positions, first_rows};
 use crate::ops::sample::{Sample, SampleInput, Sizes};
-use crate::ops::{Arity, AttrDecls, Call, Cost, Doc, Expansion, Gradient, OpRef, Operator, Semantics};
+use crate::ops::{Arity, AttrDecls, Call, Cost, Doc, Expansion, Gradient, OpRef, Operator, Semantics, cast_as};
 use crate::shape::TensorType;
 
 pub(in crate::ops) struct CachedAttention;
@@ -32,10 +32,7 @@ pub(super) fn attend(g: &mut Graph, operands: [Value; 4], dims: &AttentionDims, 
     } = dims;
     let [q, k, v, positions] = operands;
     let shape = g.shape(q).to_vec();
-    let [k, v] = [k, v].map(|cache| match g.dtype(q) {
-        dtype if dtype == g.dtype(cache) => cache,
-        dtype => g.cast(cache, dtype).into(),
-    });
+    let [k, v] = [k, v].map(|cache| cast_as(g, cache, q));
     let positions = checked(g, positions, first_rows(rows_k, rows_q));
     let positions = g.reshape(positions, &[batch, 1, 1, 1, 1]);
     let q = split_heads(g, q, rows_q, dims, dims.group());
@@ -137,14 +134,11 @@ impl Operator for CachedAttention {
         ];
         let scaled = &mut samples[2];
         scaled.attrs = scaled.attrs.clone().with("scale", -0.75);
-        // Rows of f16 have pairs of elements.
-        let is_even = |sample: &Sample| {
-            sample.inputs[1]
-                .shape
-                .last()
-                .is_some_and(|width| width.is_multiple_of(2))
-        };
-        let halves = samples.clone().into_iter().filter(is_even).map(|mut sample| {
+        let with_pairs = samples
+            .clone()
+            .into_iter()
+            .filter(|sample| sample.inputs[1].has_pairs());
+        let halves = with_pairs.map(|mut sample| {
             sample.label += ", f16";
             for cache in &mut sample.inputs[1..3] {
                 *cache = SampleInput::cache(DType::F16, &cache.shape);

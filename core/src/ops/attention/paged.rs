@@ -188,14 +188,7 @@ impl Operator for PagedAttention {
             ([rows, len], [len + 2, block_rows], [heads, kv, width], 0),
         ];
         let of = |dtype| cases.map(|(rows, blocks, heads, window)| call_of(dtype, rows, blocks, heads, window));
-        // Rows of f16 have pairs of elements.
-        let is_even = |sample: &Sample| {
-            sample.inputs[1]
-                .shape
-                .last()
-                .is_some_and(|width| width.is_multiple_of(2))
-        };
-        let halves = of(DType::F16).into_iter().filter(is_even);
+        let halves = of(DType::F16).into_iter().filter(|sample| sample.inputs[1].has_pairs());
         of(DType::F32).into_iter().chain(halves).collect()
     }
 }

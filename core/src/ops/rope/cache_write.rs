@@ -4,7 +4,7 @@ use super::dynamic::{RopeDynamicOffset, attrs};
 use super::{RopeDims, RopeScaling};
 use crate::dtype::DType;
 use crate::ops::cache_write::{self, CacheWrite};
-use crate::ops::sample::{Sample, SampleInput, Sizes, rounding_of_cache};
+use crate::ops::sample::{Sample, SampleInput, Sizes};
 use crate::ops::{Arity, AttrDecls, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics};
 use crate::shape::TensorType;
 
@@ -95,9 +95,8 @@ impl Operator for RopeCacheWrite {
                 let label = format!(
                     "{rows} of {capacity} rows of {heads} heads of {head_dim}, batch {batch:?}, {scaling:?}, {dtype}"
                 );
-                let mut sample = Sample::new(label, inputs, attrs(10_000.0, head_dim as u32, *scaling));
-                sample.tolerance = sample.tolerance.max(rounding_of_cache(dtype));
-                samples.push(sample);
+                let sample = Sample::new(label, inputs, attrs(10_000.0, head_dim as u32, *scaling));
+                samples.push(sample.written_to_cache(dtype));
             }
         }
         samples

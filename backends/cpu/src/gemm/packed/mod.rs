@@ -25,6 +25,7 @@ use rounded::{Block, RoundedKernels};
 use super::kernels::KernelSet;
 use super::matrix::{MatrixPlan, Right};
 use super::spec::{Addend, GemmSpec, Kernel, Operands, Strides};
+use crate::memory::aligned;
 use crate::order::Panels;
 use crate::prefetch::Prefetch;
 use crate::share::share;
@@ -58,9 +59,9 @@ const FEW_ROWS: usize = 2 * MAX_ROWS;
 /// Tasks have whole groups of so many columns, which is what inner loops like, or whole panels.
 const GROUP: usize = 4;
 
-/// `f32`s of a cache line. There are whole ones before rounded rows, with a number for each row, which is not 0 if it can be
-/// used.
-const LINE: usize = 16;
+/// Bits of the least and of the first too large magnitude that a block of a rounded row may have as its largest: 2^-60 and 2^60.
+#[cfg(target_arch = "x86_64")]
+const MAGNITUDES: Range<u32> = (127 - 60) << 23..(127 + 60) << 23;
 
 /// How a matmul is computed.
 #[derive(Clone)]
@@ -220,7 +221,7 @@ impl PackedGemm {
     /// `f32`s of scratch that the tasks share, which [`PackedGemm::prepare`] fills.
     pub(crate) fn shared_len(&self) -> usize {
         match &self.way {
-            Way::Integers { .. } => LINE + integers::groups(self.k) * (size_of::<Group>() / size_of::<f32>()),
+            Way::Integers { .. } => self.header() + integers::groups(self.k) * (size_of::<Group>() / size_of::<f32>()),
             Way::Rounded { .. } => self.header() + self.preparations() * self.tile_len(),
             Way::Registers { .. } | Way::Panels(..) => 0,
         }
@@ -235,9 +236,9 @@ impl PackedGemm {
         }
     }
 
-    /// `f32`s before the tiles of rounded rows.
+    /// `f32`s before rounded rows, of which each has a number there that is not 0 if it can be used.
     fn header(&self) -> usize {
-        self.m.next_multiple_of(LINE)
+        aligned(self.m)
     }
 
     /// `f32`s of a tile of rounded rows.
@@ -257,7 +258,7 @@ impl PackedGemm {
         unsafe {
             let (first, rows, usable) = match &self.way {
                 Way::Integers { kernels, .. } => {
-                    let is_usable = (kernels.round)(x, self.k, shared.add(LINE).cast());
+                    let is_usable = (kernels.round)(x, self.k, shared.add(self.header()).cast());
                     (0, 1, u8::from(is_usable))
                 }
                 Way::Rounded { kernels, .. } => {
@@ -340,7 +341,7 @@ impl PackedGemm {
                         return self.in_registers(0..1, cols, x, weights, y);
                     }
                     let weights = weights.from(self.storage, cols.start);
-                    (kernels.matvec)(shared.add(LINE).cast(), weights, cols.len(), y.add(cols.start));
+                    (kernels.matvec)(shared.add(self.header()).cast(), weights, cols.len(), y.add(cols.start));
                 }
             }
             Way::Rounded {

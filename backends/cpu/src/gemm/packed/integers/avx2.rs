@@ -2,13 +2,12 @@
 
 use std::arch::x86_64::*;
 
+use super::super::MAGNITUDES;
 use super::*;
 use crate::simd::prefetch;
 
 /// The largest integer: its third digit is the largest that a byte has room for.
 const MAX_INTEGER: f32 = (127 << 14) as f32;
-/// Bits of the least and of the first too large magnitude that a block may have as its largest: 2^-60 and 2^60.
-const MAGNITUDES: std::ops::Range<i32> = (127 - 60) << 23..(127 + 60) << 23;
 /// Controls of a shuffle that brings eight scales to the order of [`Group::scales`].
 static ORDER: [u8; 16] = [0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15];
 /// Controls that spread element `p` of both halves of a register over its half.
@@ -81,7 +80,7 @@ unsafe fn round_block(x: *const f32, to: *mut Group, index: usize) -> (f32, bool
             _mm_storeu_si128(first, _mm256_castsi256_si128(bytes));
             _mm_storeu_si128(second, _mm256_extracti128_si256::<1>(bytes));
         }
-        (scale, largest == 0 || MAGNITUDES.contains(&largest))
+        (scale, largest == 0 || MAGNITUDES.contains(&largest.cast_unsigned()))
     }
 }
 

@@ -2,14 +2,13 @@
 
 use std::arch::x86_64::*;
 
+use super::super::MAGNITUDES;
 use super::super::kernels::{PANEL_ROWS, UNIT};
 use super::super::panels::{PanelFormat, STEPS, ask_ahead, scales_of};
 use super::*;
 
 /// The largest integer: both of its digits are the largest that a signed byte has.
 const LARGEST: f32 = (127 * 256 + 127) as f32;
-/// Bits of the least and of the first too large magnitude that a block may have as its largest: 2^-60 and 2^60.
-const MAGNITUDES: std::ops::Range<u32> = (127 - 60) << 23..(127 + 60) << 23;
 
 impl RoundedKernels {
     pub(in super::super) const fn of<F: PanelFormat>() -> Self {
