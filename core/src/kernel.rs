@@ -91,10 +91,15 @@ pub(crate) fn is_widened(op: OpRef, desc: &KernelDesc) -> bool {
 }
 
 /// The same call in `f32` between casts, for operands in a half-precision storage type that the device has
-/// no kernel for; `None` if there are none, or the call is such a cast itself.
+/// no kernel for; `None` if there are none, the call is such a cast itself, or it writes such an operand in place,
+/// which a cast cannot be.
 pub(crate) fn widen(op: OpRef, desc: &KernelDesc) -> Result<Option<(Graph, Vec<Value>)>> {
     let is_half = |ty: &TensorType| ty.dtype.is_half();
-    if !desc.inputs.iter().any(is_half) {
+    let writes_half = op
+        .writes()
+        .iter()
+        .any(|&(operand, _)| desc.inputs.get(operand).is_some_and(is_half));
+    if writes_half || !desc.inputs.iter().any(is_half) {
         return Ok(None);
     }
     let mut graph = Graph::new();
@@ -132,6 +137,10 @@ pub(crate) fn widen(op: OpRef, desc: &KernelDesc) -> Result<Option<(Graph, Vec<V
         return Ok(None);
     }
     graph.set_outputs(results.clone());
+    // A program that converts some operands itself is not one of `f32` alone; its calls are, each for itself.
+    if graph.verify().is_err() && op.semantics().decomposition().is_some() {
+        return Ok(None);
+    }
     graph.verify()?;
     Ok(Some((graph, results)))
 }

@@ -39,6 +39,9 @@ enum Products {
 /// Below this, what is rounded away is no smaller.
 const MIN_NORMAL: f64 = 1.0 / 16_384.0;
 
+/// Kernels on 16-bit floats that compute nothing with them: a state of such a type is written by the second.
+const HALF_STORAGE: [&str; 2] = ["core.cast", "core.assign"];
+
 /// The operators that [`Products`] is about.
 const PRODUCTS: [&str; 4] = [
     "core.matmul",
@@ -89,7 +92,7 @@ impl ReferenceBackend {
         }
     }
 
-    /// The same without kernels on 16-bit floats, conversions excepted.
+    /// The same without kernels on 16-bit floats, except conversions and copies into states.
     #[must_use]
     pub fn without_half_arithmetic(mut self) -> Self {
         self.no_half_arithmetic = true;
@@ -181,7 +184,7 @@ impl Device for ReferenceDevice {
         }
         let is_half = |t: &TensorType| matches!(t.dtype, DType::F16 | DType::BF16);
         let half = kernel.inputs.iter().chain(kernel.outputs).any(is_half);
-        if self.backend.no_half_arithmetic && half && kernel.name != "core.cast" {
+        if self.backend.no_half_arithmetic && half && !HALF_STORAGE.contains(&kernel.name) {
             return Support::No("this device has no half-precision arithmetic".into());
         }
         Support::Yes
