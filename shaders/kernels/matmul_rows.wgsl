@@ -1,7 +1,7 @@
 // Matrix product of few rows, as of a language model that makes one token after the other: every element of the matrix B is
 // read once, so that reading it is all that takes time.
 //
-// A workgroup has THREADS / LANES columns. The LANES threads of a column share its sum over K, TOGETHER terms at a time, so that
+// A workgroup has TILE columns. The LANES threads of a column share its sum over K, TOGETHER terms at a time, so that
 // all loads for them are in flight together; neighbouring threads read neighbours in memory. Rows that have to be computed are
 // computed once for all columns (STAGED). Where there are few columns, K is cut into PARTS (split-K).
 //
@@ -19,10 +19,12 @@ const PARTS: u32 = 1u;
 const STAGED: bool = false;
 const MAX_TOGETHER: u32 = 16u; // terms of all rows, unless a row alone has MIN_TOGETHER
 const MIN_TOGETHER: u32 = 4u;
+const SHARED_SUMS: bool = false; // whether what becomes of a sum reads other sums of the workgroup
+const HALF: u32 = 0u; // columns between the two of a pair that is rotated, or 0: both are in one workgroup
 const THREADS: u32 = 256u;
 
-const COLUMNS: u32 = THREADS / LANES;
-const ACROSS: u32 = (N + COLUMNS - 1u) / COLUMNS;
+const TILE: u32 = THREADS / LANES; // columns of a workgroup
+const ACROSS: u32 = (N + TILE - 1u) / TILE;
 const LENGTH: u32 = (K + PARTS - 1u) / PARTS; // terms of a part
 // In as many rounds as are needed, of about the same length.
 const TERMS: u32 = max(LENGTH / LANES, 1u);
@@ -38,6 +40,7 @@ var<storage, read_write> out: array<f32>;
 
 var<workgroup> staged: array<f32, M * LENGTH>;
 var<workgroup> sums: array<f32, THREADS>;
+var<workgroup> products: array<f32, M * TILE>; // all sums, where these are shared
 
 fn load_a(batch: u32, line: u32, k: u32) -> f32 {
     return a[(batch * M + line) * K + k];
@@ -55,6 +58,9 @@ fn row_element(batch: u32, row: u32, k: u32, part: u32) -> f32 {
     return load_a(batch, row, k);
 }
 
+// lib/tile.wgsl
+fn column_of(tile: u32, number: u32) -> u32 { return tile * TILE + number; }
+
 // The number of an element of the result.
 fn element_number(batch: u32, row: u32, column: u32) -> u32 {
     return (batch * M + row) * N + column;
@@ -69,15 +75,15 @@ fn finish(part: u32, i: u32, product: f32) {
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let group_number = group.x;
     // @insert before
-    let first_column = group_number % ACROSS * COLUMNS;
+    let tile = group_number % ACROSS;
     let batch = group_number / ACROSS % BATCH;
     let part = group_number / (ACROSS * BATCH);
     // @if B_ALONG_K
     let slot = local % LANES;
-    let column = min(first_column + local / LANES, N - 1u);
+    let column = min(column_of(tile, local / LANES), N - 1u);
     // @else
-    //# let slot = local / COLUMNS;
-    //# let column = min(first_column + local % COLUMNS, N - 1u);
+    //# let slot = local / TILE;
+    //# let column = min(column_of(tile, local % TILE), N - 1u);
     // @end
     let end = min(part * LENGTH + LENGTH, K);
     // @if STAGED
@@ -113,19 +119,31 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     // @end
     sums[local] = sum_r;
     workgroupBarrier();
-    if (local < COLUMNS) {
-        let own_column = first_column + local;
-        if (own_column < N) {
-            var sum = 0.0;
-            for (var lane = 0u; lane < LANES; lane += 1u) {
-                // @if B_ALONG_K
-                sum += sums[local * LANES + lane];
-                // @else
-                //# sum += sums[lane * COLUMNS + local];
-                // @end
-            }
-            finish(part, element_number(batch, r, own_column), sum);
+    if (local < TILE) {
+        var sum = 0.0;
+        for (var lane = 0u; lane < LANES; lane += 1u) {
+            // @if B_ALONG_K
+            sum += sums[local * LANES + lane];
+            // @else
+            //# sum += sums[lane * TILE + local];
+            // @end
         }
+        // @if SHARED_SUMS
+        //# products[r * TILE + local] = sum;
+        // @else
+        if (column_of(tile, local) < N) {
+            finish(part, element_number(batch, r, column_of(tile, local)), sum);
+        }
+        // @end
     }
+    // @end
+    // @if SHARED_SUMS
+    //# workgroupBarrier();
+    //# for (var at = local; at < M * TILE; at += THREADS) {
+    //#     let own_column = column_of(tile, at % TILE);
+    //#     if (own_column < N) {
+    //#         finish(0u, element_number(0u, at / TILE, own_column), products[at]);
+    //#     }
+    //# }
     // @end
 }

@@ -24,12 +24,15 @@ const ROUNDS: u32 = 1u; // loads of a thread come in so many rounds, of about th
 const TOGETHER: u32 = 1u; // sums of a thread that are in shared memory together
 const THREADS: u32 = 256u;
 const LANES: u32 = 32u;
+const SHARED_SUMS: bool = false; // whether what becomes of a sum reads other sums of the workgroup
+const HALF: u32 = 0u; // columns between the two of a pair that is rotated, or 0: both are in one workgroup
 const SOME_ROWS: u32 = 4u; // rows from which on vectors beyond the end are left out by branches, behind which loads wait
 const ADDERS: u32 = 8u; // threads that add up the sums of a column
 const LAST_ADDERS: u32 = 8u; // those of the last LAST sums
 
 const GROUPS: u32 = THREADS / LANES;
-const ACROSS: u32 = (N + COLUMNS * GROUPS - 1u) / (COLUMNS * GROUPS);
+const TILE: u32 = COLUMNS * GROUPS; // columns of a workgroup
+const ACROSS: u32 = (N + TILE - 1u) / TILE;
 const WIDTH: u32 = LENGTH / 4u; // vectors of a part
 const UNITS: u32 = WIDTH / UNIT; // of a part
 const OWN_UNITS: u32 = (UNITS + LANES - 1u) / LANES; // of a thread in a line
@@ -53,47 +56,37 @@ var<storage, read_write> out: array<f32>;
 
 var<workgroup> staged: array<vec4<f32>, STAGED_VECTORS>;
 var<workgroup> sums: array<f32, TOGETHER * GROUPS * STRIDE>;
+var<workgroup> products: array<f32, M * TILE>; // all sums, where these are shared
 var<workgroup> few: array<f32, GROUPS * max(TOGETHER * ADDERS, LAST * LAST_ADDERS)>;
 
 // The vector `k` of a row.
-fn load_a(batch: u32, line: u32, k: u32) -> vec4<f32> {
-    return a[((batch * M + line) * K + k * 4u) / 4u];
-}
+fn load_a(batch: u32, line: u32, k: u32) -> vec4<f32> { return a[((batch * M + line) * K + k * 4u) / 4u]; }
 
 // The unit `k` of a column.
-fn load_b(batch: u32, line: u32, k: u32) -> Unit {
-    return b[((batch * N + line) * K + k * UNIT * 4u) / 4u];
-}
+fn load_b(batch: u32, line: u32, k: u32) -> Unit { return b[((batch * N + line) * K + k * UNIT * 4u) / 4u]; }
 
 // Its scale.
-fn load_scale(batch: u32, line: u32, k: u32) -> f32 {
-    return 1.0;
-}
+fn load_scale(batch: u32, line: u32, k: u32) -> f32 { return 1.0; }
 
 // A vector of a unit.
-fn expand_b(unit: Unit, number: u32) -> vec4<f32> {
-    return unit;
-}
+fn expand_b(unit: Unit, number: u32) -> vec4<f32> { return unit; }
 
 // The number in its line of a vector of the unit `k`.
-fn vector_of(k: u32, number: u32) -> u32 {
-    return k * UNIT + number;
-}
+fn vector_of(k: u32, number: u32) -> u32 { return k * UNIT + number; }
 
 // A sum and four terms more.
-fn add_terms(sum: f32, x: vec4<f32>, y: vec4<f32>) -> f32 {
-    return fma(x.w, y.w, fma(x.z, y.z, fma(x.y, y.y, fma(x.x, y.x, sum))));
-}
+fn add_terms(sum: f32, x: vec4<f32>, y: vec4<f32>) -> f32 { return fma(x.w, y.w, fma(x.z, y.z, fma(x.y, y.y, fma(x.x, y.x, sum)))); }
 
 // An element of a row that is computed.
 fn compute_a(batch: u32, line: u32, k: u32) -> f32 {
     return load_a(batch, line, k / 4u)[k % 4u];
 }
 
+// lib/tile.wgsl
+fn column_of(tile: u32, number: u32) -> u32 { return tile * TILE + number; }
+
 // The number of an element of the result.
-fn element_number(batch: u32, row: u32, column: u32) -> u32 {
-    return (batch * M + row) * N + column;
-}
+fn element_number(batch: u32, row: u32, column: u32) -> u32 { return (batch * M + row) * N + column; }
 
 // What becomes of a sum, or of a part of one.
 fn finish(part: u32, i: u32, product: f32) {
@@ -101,23 +94,15 @@ fn finish(part: u32, i: u32, product: f32) {
 }
 
 // Of the sums of a column's threads, every ADDERS-th from a location on, as pairs of pairs.
-fn add_lanes(at: u32) -> f32 {
-    return sums[at] + sums[at + ADDERS];
-}
+fn add_lanes(at: u32) -> f32 { return sums[at] + sums[at + ADDERS]; }
 
 // What the ADDERS threads of a column found, as pairs of pairs.
-fn add_few(own: u32) -> f32 {
-    return few[own * ADDERS] + few[own * ADDERS + 1u];
-}
+fn add_few(own: u32) -> f32 { return few[own * ADDERS] + few[own * ADDERS + 1u]; }
 
 // The same by the LAST_ADDERS of the last sums.
-fn add_last_lanes(at: u32) -> f32 {
-    return sums[at] + sums[at + LAST_ADDERS];
-}
+fn add_last_lanes(at: u32) -> f32 { return sums[at] + sums[at + LAST_ADDERS]; }
 
-fn add_last_few(own: u32) -> f32 {
-    return few[own * LAST_ADDERS] + few[own * LAST_ADDERS + 1u];
-}
+fn add_last_few(own: u32) -> f32 { return few[own * LAST_ADDERS] + few[own * LAST_ADDERS + 1u]; }
 
 // Backends that begin a launch before the one in front of it has ended wait for it here: what is read before, no launch writes.
 fn await_earlier_launches() {}
@@ -125,7 +110,7 @@ fn await_earlier_launches() {}
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let group_number = group.x;
-    let first_column = group_number % ACROSS * (COLUMNS * GROUPS);
+    let tile = group_number % ACROSS;
     let batch = group_number / ACROSS % BATCH;
     let part = group_number / (ACROSS * BATCH);
     let slot = local % LANES;
@@ -133,7 +118,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let first_unit = part * UNITS;
     let end = min(first_unit + UNITS, K / (4u * UNIT));
     // @repeat c < COLUMNS
-    let column_c = min(first_column + c * GROUPS + local / LANES, N - 1u);
+    let column_c = min(column_of(tile, c * GROUPS + local / LANES), N - 1u);
     // @end
     // @repeat t < SUMS
     var sum_t = 0.0;
@@ -249,10 +234,16 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     // @repeat t in 1..SUMS
     //# own_sum = select(own_sum, all_t, slot == t);
     // @end
-    //# let own_column = first_column + slot % COLUMNS * GROUPS + local / LANES;
-    //# if (slot < SUMS && own_column < N) {
-    //#     finish(part, element_number(batch, slot / COLUMNS, own_column), own_sum);
+    //# let own_number = slot % COLUMNS * GROUPS + local / LANES;
+    // @if SHARED_SUMS
+    //# if (slot < SUMS) {
+    //#     products[slot / COLUMNS * TILE + own_number] = own_sum;
     //# }
+    // @else
+    //# if (slot < SUMS && column_of(tile, own_number) < N) {
+    //#     finish(part, element_number(batch, slot / COLUMNS, column_of(tile, own_number)), own_sum);
+    //# }
+    // @end
     // @else
     // @repeat s < (SUMS + TOGETHER - 1) / TOGETHER
     {
@@ -276,17 +267,30 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         workgroupBarrier();
         if (local < min(TOGETHER, SUMS - s * TOGETHER) * GROUPS) {
             let own = s * TOGETHER + local / GROUPS;
-            let own_column = first_column + own % COLUMNS * GROUPS + local % GROUPS;
-            if (own_column < N) {
-                // @if (s + 1) * TOGETHER < SUMS
-                //# let sum = add_few(local);
-                // @else
-                let sum = add_last_few(local);
-                // @end
-                finish(part, element_number(batch, own / COLUMNS, own_column), sum);
+            let own_number = own % COLUMNS * GROUPS + local % GROUPS;
+            // @if (s + 1) * TOGETHER < SUMS
+            //# let sum = add_few(local);
+            // @else
+            let sum = add_last_few(local);
+            // @end
+            // @if SHARED_SUMS
+            //# products[own / COLUMNS * TILE + own_number] = sum;
+            // @else
+            if (column_of(tile, own_number) < N) {
+                finish(part, element_number(batch, own / COLUMNS, column_of(tile, own_number)), sum);
             }
+            // @end
         }
     }
     // @end
+    // @end
+    // @if SHARED_SUMS
+    //# workgroupBarrier();
+    //# for (var at = local; at < M * TILE; at += THREADS) {
+    //#     let own_column = column_of(tile, at % TILE);
+    //#     if (own_column < N) {
+    //#         finish(0u, element_number(0u, at / TILE, own_column), products[at]);
+    //#     }
+    //# }
     // @end
 }

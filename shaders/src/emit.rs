@@ -33,6 +33,8 @@ pub(crate) struct Emitter<'a> {
     indices: HashMap<Index, String>,
     /// Values that have been computed for the row at hand, and where they are looked up then.
     fixed: HashMap<Id, (String, Vec<Terms>)>,
+    /// A value any of whose elements a function of the kernel has, by its number, and the function's name.
+    looked_up: Option<(Id, &'static str)>,
     /// The base whose elements are written, of which overwritten operands may be read.
     writing: Option<Base>,
     variables: usize,
@@ -48,6 +50,7 @@ impl<'a> Emitter<'a> {
             known: HashMap::new(),
             indices: HashMap::new(),
             fixed: HashMap::new(),
+            looked_up: None,
             writing: None,
             variables: 0,
         }
@@ -56,6 +59,11 @@ impl<'a> Emitter<'a> {
     /// Sets what a value is at some locations, the only ones where it is used.
     pub(crate) fn fix_terms(&mut self, id: Id, variable: &str, locations: Vec<Terms>) {
         self.fixed.insert(id, (variable.to_owned(), locations));
+    }
+
+    /// Sets the function of a kernel that has the elements of a value by their numbers.
+    pub(crate) fn look_up(&mut self, id: Id, function: &'static str) {
+        self.looked_up = Some((id, function));
     }
 
     /// The variable of a value for which [`Emitter::fix_terms`] has been called.
@@ -186,6 +194,11 @@ impl<'a> Emitter<'a> {
             return Ok(known.clone());
         }
         let name = match &node.def {
+            _ if self.looked_up.is_some_and(|(found, _)| found == id) => {
+                let at = self.linear(location, &node.ty.shape)?;
+                let function = self.looked_up.map_or("", |(_, function)| function);
+                self.bind(&format!("{function}({at})"))?
+            }
             Def::Operand(operand) => {
                 let at = self.linear(location, &node.ty.shape)?;
                 self.load(*operand, &at)?

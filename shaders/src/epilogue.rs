@@ -52,6 +52,17 @@ pub(super) struct Epilogue {
     together: usize,
 }
 
+impl Epilogue {
+    /// Statements for one element at a time.
+    pub(super) fn of_one(one: String) -> Self {
+        Epilogue {
+            one,
+            several: String::new(),
+            together: 1,
+        }
+    }
+}
+
 impl Sink {
     /// Elements that are given together, so that what is loaded for them is in flight together.
     pub(super) fn together(&self) -> usize {
@@ -109,6 +120,12 @@ pub(super) fn epilogue(e: &mut Emitter, id: Id, outputs: &[usize], together: usi
     })
 }
 
+/// What follows a product any of whose elements [can be looked up](Emitter::look_up).
+pub(super) fn of_looked_up(e: &mut Emitter, id: Id, outputs: &[usize]) -> Result<Epilogue, String> {
+    let (code, stores) = stored(e, id, outputs, "i")?;
+    Ok(Epilogue::of_one(code + &stores))
+}
+
 /// Code that computes what becomes of the element `i` of the product, and statements that store it.
 fn finished(e: &mut Emitter, id: Id, outputs: &[usize], i: &str, product: &str) -> Result<(String, String), String> {
     let body = e.body;
@@ -119,6 +136,13 @@ fn finished(e: &mut Emitter, id: Id, outputs: &[usize], i: &str, product: &str) 
         product,
         vec![location::terms(&location::split(&base, 1, shape), shape)],
     );
+    stored(e, id, outputs, i)
+}
+
+/// The same for a product whose element is known where it is needed.
+fn stored(e: &mut Emitter, id: Id, outputs: &[usize], i: &str) -> Result<(String, String), String> {
+    let body = e.body;
+    let base = Base::new(i, body.ty(id).numel());
     e.writing_block(&base, |e| {
         let mut stores = String::new();
         for &output in outputs {

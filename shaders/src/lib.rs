@@ -41,6 +41,7 @@ mod limits;
 mod location;
 mod matmul;
 mod module;
+mod neighbours;
 mod packed;
 mod pointwise;
 mod pull;

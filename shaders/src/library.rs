@@ -17,10 +17,11 @@ pub(super) const CONVOLUTION_NHWC: KernelFile = KernelFile {
 };
 
 /// Functions that kernels share.
-const FILES: [&str; 3] = [
+const FILES: [&str; 4] = [
     include_str!("../lib/math.wgsl"),
     include_str!("../lib/fault.wgsl"),
     include_str!("../lib/workgroup.wgsl"),
+    include_str!("../lib/tile.wgsl"),
 ];
 
 /// The library's functions.

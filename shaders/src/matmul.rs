@@ -12,6 +12,11 @@ use super::packed::Packed;
 use super::tiled;
 
 pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx) -> Result<Compiled, String> {
+    tiled::compile(body, id, cx, &product(body, id, cx)?)
+}
+
+/// The matmul of a body.
+pub(super) fn product(body: &Body, id: Id, cx: &CompileCx) -> Result<MatMul, String> {
     let Def::Call { attrs, inputs, .. } = &body.nodes[id].def else {
         return Err("there is no matmul".into());
     };
@@ -42,7 +47,7 @@ pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx) -> Result<Compiled, S
     if product.packed[1].is_none() {
         tiled::check_prologue(body, cx, b, None)?;
     }
-    tiled::compile(body, id, cx, &product)
+    Ok(product)
 }
 
 /// The operand of the dispatch that a value is but for its type, if that is a float: elements are widened where they are
@@ -64,7 +69,8 @@ fn uncast(body: &Body, id: Id) -> Id {
     }
 }
 
-struct MatMul {
+/// A matmul as the generators of contractions see it.
+pub(super) struct MatMul {
     dims: MatMulDims,
     batch: Shape,
     /// Whether a batch is but more rows, as all of it is multiplied with one matrix.

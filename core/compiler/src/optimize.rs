@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::time::Instant;
 
 use crate::channels_last::channels_last;
-use crate::cluster::cluster_pass;
+use crate::cluster::{cluster_pass, join_projections};
 use crate::rewrite::clean::clean;
 pub use crate::rewrite::{Fusion, OptimizeReport};
 use crate::rewrite::{Pass, Request, Simulated, apply_rules, join, rewrite};
@@ -103,6 +103,15 @@ pub fn optimize_for(graph: &Graph, request: &Request) -> Result<(Graph, Optimize
         report.nodes_after = clusters.nodes_after;
         report.cluster_time = clusters.time;
         report.clusters = clusters.clusters;
+        if request.config.projections
+            && let Some(joined) = join_projections(&optimized, request.target, request.pass)?
+        {
+            optimized = joined.graph;
+            report.move_fusions(&joined.moved);
+            report.take_into_projections(joined.clusters, &joined.moved);
+            report.clustered_cost_ps = request.pass.cost(&optimized, request.target)?;
+            report.nodes_after = optimized.nodes().len();
+        }
     }
     report.add_joined(joined, &optimized);
     optimized.verify()?;

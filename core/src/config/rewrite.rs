@@ -24,6 +24,8 @@ pub struct RewriteConfig {
     pub enabled: bool,
     /// Whether elementwise calls are clustered into fused ones.
     pub cluster: bool,
+    /// Whether projections of few rows may take the rotation of their rows and the write into a cache along.
+    pub projections: bool,
     /// Whether inference computes what depends on parameters, states and constants alone once for many steps (folded
     /// batch norms, transposed weights), not in each step. It takes memory for the results.
     pub prepare: bool,
@@ -55,6 +57,7 @@ impl Default for RewriteConfig {
         RewriteConfig {
             enabled: true,
             cluster: true,
+            projections: true,
             prepare: true,
             channels_last: true,
             disable: Vec::new(),
@@ -82,6 +85,7 @@ impl RewriteConfig {
         RewriteConfig {
             enabled: false,
             cluster: false,
+            projections: false,
             prepare: false,
             channels_last: false,
             ..RewriteConfig::default()

@@ -3,7 +3,10 @@
 use super::positions::{checked, expect_positions, first_rows};
 use super::rope::RopeCacheWrite;
 use super::sample::{Sample, SampleInput, Sizes};
-use super::{Arity, Call, Cost, Doc, FusedWrite, Gradient, OpRef, Operator, Semantics, cast_as, expect_cache_dtype};
+use super::{
+    Arity, Call, Cost, Doc, FUSED_CACHE_WRITE, FusedWrite, Gradient, OpRef, Operator, ProgramWrite, Semantics, cast_as,
+    expect_cache_dtype,
+};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::dtype::DType;
@@ -138,6 +141,14 @@ impl Operator for CacheWrite {
             producer: "core.rope_dynamic_offset",
             same: &[(1, 2)],
             op: OpRef::new(&RopeCacheWrite),
+        })
+    }
+
+    fn program_write(&self) -> Option<ProgramWrite> {
+        Some(ProgramWrite {
+            op: FUSED_CACHE_WRITE,
+            paged: false,
+            before: None,
         })
     }
 

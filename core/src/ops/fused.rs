@@ -57,22 +57,9 @@ impl Operator for Fused {
 
     /// The work of all steps, but the traffic of operands and results alone.
     fn cost(&self, call: &Call) -> Cost {
-        let flops = || -> Result<u64, String> {
-            let program = call.attrs.program("program")?;
-            let types = program.infer(call.inputs)?;
-            let steps = program.steps().iter().zip(&types).map(|(step, outputs)| {
-                let step_call = Call {
-                    attrs: &step.attrs,
-                    inputs: &program.inputs_of(step, call.inputs, &types),
-                    outputs,
-                };
-                step.op.cost(&step_call).flops
-            });
-            Ok(steps.fold(0, u64::saturating_add))
-        };
         Cost {
             // A call that does not fit costs nothing: it is rejected elsewhere.
-            flops: flops().unwrap_or(0),
+            flops: flops(call).unwrap_or(0),
             ..Cost::streaming(call, 0)
         }
     }
@@ -80,6 +67,24 @@ impl Operator for Fused {
     fn samples(&self, sizes: &mut Sizes) -> Vec<Sample> {
         samples(sizes)
     }
+}
+
+/// The work of all steps of a call's program.
+///
+/// # Errors
+/// When the operands do not fit.
+pub(super) fn flops(call: &Call) -> Result<u64, String> {
+    let program = call.attrs.program("program")?;
+    let types = program.infer(call.inputs)?;
+    let steps = program.steps().iter().zip(&types).map(|(step, outputs)| {
+        let step_call = Call {
+            attrs: &step.attrs,
+            inputs: &program.inputs_of(step, call.inputs, &types),
+            outputs,
+        };
+        step.op.cost(&step_call).flops
+    });
+    Ok(steps.fold(0, u64::saturating_add))
 }
 
 /// Writes a program down, for samples.

@@ -53,6 +53,7 @@ mod expand;
 mod expert_matmul;
 mod flip;
 mod fused;
+mod fused_cache_write;
 mod gated;
 mod gather;
 mod group_norm;
@@ -120,6 +121,7 @@ pub use conv2d::{Conv2dDims, Conv2dOptions, ImageLayout};
 pub use dropout::drop_threshold;
 pub use expert_matmul::ExpertDims;
 pub use fused::FUSED;
+pub use fused_cache_write::{FUSED_CACHE_WRITE, FusedWriteDims};
 pub use group_norm::GroupDims;
 pub use matmul::MatMulDims;
 pub use optimizer::AdamScalars;
@@ -189,6 +191,7 @@ pub(crate) fn builtin() -> Vec<OpRef> {
         expert_matmul::QuantizedExpertMatMul,
         flip::Flip,
         fused::Fused,
+        fused_cache_write::FusedCacheWrite,
         gated::GEGLU,
         gated::GEGLU_GRAD,
         gated::SWIGLU,

@@ -198,6 +198,18 @@ pub struct FusedWrite {
     pub op: OpRef,
 }
 
+/// An operator that writes what a program computes: see [`Operator::program_write`].
+#[derive(Clone, Copy, Debug)]
+pub struct ProgramWrite {
+    /// Takes this call's operands but the first, then what else the program reads; its attribute `program` computes operand 0 of
+    /// this call.
+    pub op: OpRef,
+    /// Its attribute `paged`.
+    pub paged: bool,
+    /// What this call does with operand 0 before it writes it, with its own attributes and its last operand.
+    pub before: Option<OpRef>,
+}
+
 /// How a call may become part of a larger one, [`core.fused`](crate::program): what clustering goes by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Fusing {
@@ -296,6 +308,10 @@ pub trait Operator: Send + Sync + 'static {
     /// An operator that fuses this call with the call that computes its operand 0, for operators that write in place: rules
     /// do not rewrite those.
     fn fused_write(&self) -> Option<FusedWrite> {
+        None
+    }
+    /// An operator that writes what a program computes in place of operand 0 of this call, in one call with the program.
+    fn program_write(&self) -> Option<ProgramWrite> {
         None
     }
     /// The operand that holds indices or class ids, and the number that they must be below: a larger one is

@@ -1,7 +1,10 @@
 //! Rows written into the blocks of a paged key-value cache.
 
 use super::sample::{Sample, SampleInput, Sizes};
-use super::{Arity, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics, cast_as, expect_cache_dtype};
+use super::{
+    Arity, Call, Cost, Doc, FUSED_CACHE_WRITE, Gradient, OpRef, Operator, ProgramWrite, Semantics, cast_as,
+    expect_cache_dtype,
+};
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::dtype::DType;
@@ -52,6 +55,27 @@ impl PagedWriteDims {
             slots: blocks * block_rows,
         })
     }
+
+    /// What a slot must be below: one more is that which writes nothing.
+    pub fn bound(&self) -> usize {
+        self.slots + 1
+    }
+}
+
+/// The cache with rows in the slots of the new ones replaced by these, as a value of its own.
+pub(super) fn written(g: &mut Graph, [new, cache, slots]: [Value; 3], dims: &PagedWriteDims) -> Value {
+    if dims.rows == 0 {
+        return cache;
+    }
+    let shape = g.shape(cache).to_vec();
+    let new = cast_as(g, new, cache);
+    let flat = g.reshape(cache, &[dims.slots, dims.width]);
+    // A row more, for those that are written nowhere.
+    let spare = g.full(g.dtype(cache), 0.0, &[1, dims.width]);
+    let all = g.concat(&[flat, spare], 0);
+    let written = g.scatter(all, slots, new, 0);
+    let kept = g.slice_axis(written, 0, 0, dims.slots);
+    g.reshape(kept, &shape).into()
 }
 
 impl Operator for PagedCacheWrite {
@@ -84,8 +108,16 @@ impl Operator for PagedCacheWrite {
         &[(1, 0)]
     }
 
+    fn program_write(&self) -> Option<ProgramWrite> {
+        Some(ProgramWrite {
+            op: FUSED_CACHE_WRITE,
+            paged: true,
+            before: None,
+        })
+    }
+
     fn index_bound(&self, call: &Call) -> Option<(usize, usize)> {
-        Some((2, PagedWriteDims::of(call).ok()?.slots + 1))
+        Some((2, PagedWriteDims::of(call).ok()?.bound()))
     }
 
     fn gradient(&self) -> Gradient<'_> {
@@ -98,19 +130,7 @@ impl Operator for PagedCacheWrite {
                 return Err("takes new rows, a cache and slots".into());
             };
             let dims = cx.with_call(PagedWriteDims::of)?;
-            if dims.rows == 0 {
-                return Ok(vec![cache]);
-            }
-            let g = &mut *cx.graph;
-            let shape = g.shape(cache).to_vec();
-            let new = cast_as(g, new, cache);
-            let flat = g.reshape(cache, &[dims.slots, dims.width]);
-            // A row more, for those that are written nowhere.
-            let spare = g.full(g.dtype(cache), 0.0, &[1, dims.width]);
-            let all = g.concat(&[flat, spare], 0);
-            let written = g.scatter(all, slots, new, 0);
-            let kept = g.slice_axis(written, 0, 0, dims.slots);
-            Ok(vec![g.reshape(kept, &shape).into()])
+            Ok(vec![written(cx.graph, [new, cache, slots], &dims)])
         })
     }
 

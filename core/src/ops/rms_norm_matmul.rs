@@ -4,7 +4,7 @@ use super::matmul::MatMul;
 use super::quantized::QuantizedMatMul;
 use super::rms_norm::{self, RmsNorm};
 use super::sample::{Sample, SampleInput, Sizes};
-use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Expansion, Gradient, OpRef, Operator, Semantics};
+use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Expansion, Fusing, Gradient, OpRef, Operator, Semantics};
 use crate::attrs::Attrs;
 use crate::graph::Value;
 use crate::shape::TensorType;
@@ -57,6 +57,10 @@ impl Operator for RmsNormMatMul {
             formula: "core.matmul of core.rms_norm(x, weight) and w; port 1 is the rstd of the normalisation",
             source: "the normalised rows are not written to memory; a rewrite introduces it where that is faster",
         }
+    }
+
+    fn fusing(&self) -> Fusing {
+        Fusing::Contraction
     }
 
     fn arity(&self) -> Arity {
@@ -117,6 +121,10 @@ impl Operator for RmsNormQuantizedMatMul {
             formula: "core.quantized_matmul of core.rms_norm(x, weight) and the matrix; port 1 is the rstd of the normalisation",
             source: "as core.rms_norm_matmul",
         }
+    }
+
+    fn fusing(&self) -> Fusing {
+        Fusing::Contraction
     }
 
     fn arity(&self) -> Arity {

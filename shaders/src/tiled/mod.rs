@@ -20,7 +20,7 @@ use super::pointwise::is_half;
 use super::roles::Role;
 use super::template::Template;
 use super::variants::Candidate as _;
-use super::{library_matmul, variants, vectors};
+use super::{library_matmul, neighbours, variants, vectors};
 use schedules::{MatMulCall, Tiles};
 
 /// Threads along each side of a tile.
@@ -120,6 +120,13 @@ pub(super) fn compile(body: &Body, id: Id, cx: &CompileCx, contraction: &dyn Con
     }
     if reductions {
         vectors::check(body, id, contraction)?;
+    }
+    if let Some(half) = neighbours::rotated_half(&cx.kernel)? {
+        if !results.before.is_empty() {
+            return Err("what comes before a rotated product is stored".into());
+        }
+        let epilogue = |e: &mut Emitter| epilogue::of_looked_up(e, id, &results.of_product);
+        return vectors::compile_shared(body, id, cx, contraction, Some(half), epilogue).map(Compiled::from);
     }
     let product = MatMulCall {
         body,

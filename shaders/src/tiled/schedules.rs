@@ -131,14 +131,7 @@ impl Candidate for Tiles<'_> {
             Tiles::Threads(tiling) => Schedule::of("matmul_tiled")
                 .with("each", [tiling.tile])
                 .with("split_k", [tiling.parts]),
-            Tiles::Vectors(vectors) => match vectors.wide() {
-                Some(wide) => Schedule::of("matmul_rows_wide")
-                    .with("columns", [wide.columns()])
-                    .with("split_k", [wide.parts()]),
-                None => Schedule::of("matmul_rows")
-                    .with("lanes", [vectors.lanes()])
-                    .with("split_k", [vectors.parts()]),
-            },
+            Tiles::Vectors(vectors) => vectors.schedule(),
             Tiles::Coop(blocks) => {
                 let b = blocks.block();
                 let schedule = Schedule::of("matmul_coop")

@@ -9,13 +9,15 @@ mod wide;
 use super::body::{Body, Id};
 use super::contraction::{Contraction, Sizes, contraction_of};
 use super::emit::Emitter;
-use super::epilogue::{self, Results, Sink};
+use super::epilogue::{self, Epilogue, Results, Sink};
 use super::files;
 use super::kernel::{CompileCx, Compiled, Launch};
 use super::pointwise::is_half;
 use super::roles::Role;
 use super::rows::Rows;
+use super::schedule::Schedule;
 use super::template::Template;
+use super::variants::scheduled;
 use wide::Wide;
 
 /// Most rows.
@@ -61,6 +63,63 @@ pub(super) fn can_stage(sizes: Sizes) -> bool {
     sizes.m <= MAX_ROWS && sizes.batch * sizes.m * sizes.k <= MAX_STAGED
 }
 
+/// Name of the function by which an epilogue reads sums of its workgroup.
+const PRODUCT_AT: &str = "product_at";
+
+/// One launch for a product of few rows whose epilogue reads other elements of it: neighbours, or those `half` columns away that
+/// they are rotated with. All that `epilogue` makes of an element is in the same workgroup then.
+///
+/// # Errors
+/// Operands or sizes for which there is no such launch.
+pub(super) fn compile_shared(
+    body: &Body,
+    id: Id,
+    cx: &CompileCx,
+    contraction: &dyn Contraction,
+    half: Option<usize>,
+    epilogue: impl FnOnce(&mut Emitter) -> Result<Epilogue, String>,
+) -> Result<Launch, String> {
+    let sizes = contraction.sizes();
+    if sizes.batch != 1 || sizes.m > MAX_ROWS || body.ty(id).numel() == 0 {
+        return Err("the epilogue reads other elements of a product of many rows".into());
+    }
+    let vectors = Vectors::shared(contraction, cx, Shared { half });
+    let vectors = vectors.ok_or("the epilogue reads other elements of a product than those of one workgroup")?;
+    let mut e = Emitter::new(body, cx);
+    e.look_up(id, PRODUCT_AT);
+    let sink = Sink::Finish(epilogue(&mut e)?);
+    if !body.calls(Role::Reduction).is_empty() {
+        check(body, id, contraction)?;
+        Rows::before_matmul(body, &[], cx)?.begin(&mut e)?;
+        e.share_fixed();
+    }
+    let launch = vectors.launch(e, &sink)?;
+    let mut compiled = scheduled(launch.into(), &vectors.schedule());
+    compiled.launches.pop().ok_or_else(|| "there is no launch".into())
+}
+
+/// The sums of a workgroup are kept for epilogues that read others than the one at hand, of pairs of columns so far apart, if they
+/// rotate heads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Shared {
+    half: Option<usize>,
+}
+
+impl Shared {
+    /// Tells a kernel file.
+    fn tell(shared: Option<Self>, template: Template) -> Template {
+        template
+            .flag("SHARED_SUMS", shared.is_some())
+            .size("HALF", shared.and_then(|shared| shared.half).unwrap_or(0))
+    }
+
+    /// Whether workgroups of so many columns can have both columns of each pair.
+    fn fits(self, tile: usize, n: usize) -> bool {
+        self.half
+            .is_none_or(|half| n.is_multiple_of(2 * half) && half.is_multiple_of(tile / 2))
+    }
+}
+
 /// A product of few rows.
 pub(super) struct Vectors<'a> {
     contraction: &'a dyn Contraction,
@@ -69,6 +128,7 @@ pub(super) struct Vectors<'a> {
     parts: usize,
     /// The launch by vectors of terms, where there are such.
     wide: Option<Wide<'a>>,
+    shared: Option<Shared>,
 }
 
 impl<'a> Vectors<'a> {
@@ -78,6 +138,44 @@ impl<'a> Vectors<'a> {
         if sizes.m > Vectors::most_rows(contraction) {
             return None;
         }
+        let lanes = Vectors::usual_lanes(contraction);
+        let parts = Vectors::usual_parts(&sizes, lanes);
+        let vectors = Vectors::of(contraction, total, lanes, parts);
+        Some(Vectors {
+            wide: Wide::new(
+                contraction,
+                cx,
+                Vectors::limited(&sizes, total, lanes, parts),
+                None,
+                None,
+            ),
+            ..vectors
+        })
+    }
+
+    /// The launch whose workgroups share their sums; `None` where they cannot have both columns of each pair.
+    fn shared(contraction: &'a dyn Contraction, cx: &CompileCx, shared: Shared) -> Option<Self> {
+        let sizes = contraction.sizes();
+        let wide = Wide::new(contraction, cx, 1, None, Some(shared));
+        let usual = Vectors::usual_lanes(contraction);
+        // More lanes are fewer columns of a workgroup.
+        let fits = |lanes: &usize| shared.fits(THREADS / lanes, sizes.n);
+        let lanes = [MIN_LANES, 2 * MIN_LANES, MAX_LANES]
+            .into_iter()
+            .filter(|&lanes| lanes >= usual);
+        let lanes = lanes.into_iter().find(fits);
+        if wide.is_none() && (lanes.is_none() || sizes.m > Vectors::most_rows(contraction)) {
+            return None;
+        }
+        Some(Vectors {
+            wide,
+            shared: Some(shared),
+            ..Vectors::of(contraction, 0, lanes.unwrap_or(usual), 1)
+        })
+    }
+
+    fn usual_lanes(contraction: &dyn Contraction) -> usize {
+        let sizes = contraction.sizes();
         let mut lanes = if contraction.is_along_k(1) {
             MAX_LANES
         } else {
@@ -86,12 +184,7 @@ impl<'a> Vectors<'a> {
         while lanes < MAX_LANES && Vectors::groups(&sizes, lanes) < GROUPS_THRESHOLD {
             lanes *= 2;
         }
-        let parts = Vectors::usual_parts(&sizes, lanes);
-        let vectors = Vectors::of(contraction, total, lanes, parts);
-        Some(Vectors {
-            wide: Wide::new(contraction, cx, Vectors::limited(&sizes, total, lanes, parts), None),
-            ..vectors
-        })
+        lanes
     }
 
     /// All numbers of lanes, and of columns of a thread, with fewer and more parts than usual; none for more rows.
@@ -114,10 +207,12 @@ impl<'a> Vectors<'a> {
         for parts in parts(MAX_LANES) {
             let parts = Vectors::limited(&sizes, total, MAX_LANES, parts);
             for columns in wide::COLUMNS {
-                all.extend(Wide::new(contraction, cx, parts, Some(columns)).map(|wide| Vectors {
-                    wide: Some(wide),
-                    ..Vectors::of(contraction, total, MAX_LANES, parts)
-                }));
+                all.extend(
+                    Wide::new(contraction, cx, parts, Some(columns), None).map(|wide| Vectors {
+                        wide: Some(wide),
+                        ..Vectors::of(contraction, total, MAX_LANES, parts)
+                    }),
+                );
             }
         }
         all
@@ -132,6 +227,7 @@ impl<'a> Vectors<'a> {
             sizes,
             lanes,
             wide: None,
+            shared: None,
             // Rounding their length up may leave fewer.
             parts: sizes.k.div_ceil(length).max(1),
         }
@@ -184,14 +280,14 @@ impl<'a> Vectors<'a> {
         })
     }
 
-    /// Threads that share the sum of a column, where they read single terms.
-    pub(super) fn lanes(&self) -> usize {
-        self.lanes
-    }
-
-    /// The launch by vectors of terms, where there are such.
-    pub(super) fn wide(&self) -> Option<&Wide<'a>> {
-        self.wide.as_ref()
+    /// How it computes the product.
+    pub(super) fn schedule(&self) -> Schedule {
+        match &self.wide {
+            Some(wide) => wide.schedule(),
+            None => Schedule::of("matmul_rows")
+                .with("lanes", [self.lanes])
+                .with("split_k", [self.parts]),
+        }
     }
 
     /// Parts into which sums are cut.
@@ -207,7 +303,8 @@ impl<'a> Vectors<'a> {
         let before = std::mem::take(&mut e.code);
         let a = e.block(|e| self.contraction.load(e, 0, "line", "k"))?;
         let b = e.block(|e| self.contraction.load(e, 1, "line", "k"))?;
-        let template = sink.finish(Template::new(files::MATMUL_ROWS)).insert("before", before);
+        let template =
+            Shared::tell(self.shared, sink.finish(Template::new(files::MATMUL_ROWS))).insert("before", before);
         let template = contraction_of(&mut e, template, self.contraction, [a, b])?
             .flag("B_ALONG_K", self.contraction.is_along_k(1))
             .sizes([("LANES", self.lanes), ("PARTS", self.parts), ("THREADS", THREADS)])

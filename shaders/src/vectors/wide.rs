@@ -10,8 +10,9 @@ use super::super::files;
 use super::super::fold::{pairwise, sum};
 use super::super::kernel::{CompileCx, Launch};
 use super::super::packed::Packed;
+use super::super::schedule::Schedule;
 use super::super::template::Template;
-use super::{GROUPS_THRESHOLD, MAX_STAGED, THREADS};
+use super::{GROUPS_THRESHOLD, MAX_STAGED, Shared, THREADS};
 
 /// Terms that are read together.
 pub(super) const WIDTH: usize = 4;
@@ -47,6 +48,8 @@ pub(crate) struct Wide<'a> {
     parts: usize,
     /// Terms of a part.
     length: usize,
+    /// What of the workgroup's sums an epilogue reads.
+    shared: Option<Shared>,
 }
 
 impl<'a> Wide<'a> {
@@ -57,6 +60,7 @@ impl<'a> Wide<'a> {
         cx: &CompileCx,
         parts: usize,
         columns: Option<usize>,
+        shared: Option<Shared>,
     ) -> Option<Self> {
         let sizes = contraction.sizes();
         let Sizes { batch, m, n, k } = sizes;
@@ -74,7 +78,10 @@ impl<'a> Wide<'a> {
             return None;
         }
         let groups = |columns: &usize| batch * parts * n.div_ceil(columns * ACROSS);
-        let mut fitting = COLUMNS.into_iter().filter(|columns| m * columns <= MAX_SUMS);
+        let tile_fits = |columns| shared.is_none_or(|shared| shared.fits(columns * ACROSS, n));
+        let mut fitting = COLUMNS
+            .into_iter()
+            .filter(|&columns| m * columns <= MAX_SUMS && tile_fits(columns));
         let columns = fitting.find(|fitting| match columns {
             Some(columns) => *fitting == columns,
             None => *fitting == 1 || groups(fitting) >= GROUPS_THRESHOLD,
@@ -87,12 +94,15 @@ impl<'a> Wide<'a> {
             columns,
             parts: k.div_ceil(length),
             length,
+            shared,
         })
     }
 
-    /// Columns of a thread.
-    pub(crate) fn columns(&self) -> usize {
-        self.columns
+    /// How it computes the product.
+    pub(crate) fn schedule(&self) -> Schedule {
+        Schedule::of("matmul_rows_wide")
+            .with("columns", [self.columns])
+            .with("split_k", [self.parts])
     }
 
     pub(crate) fn parts(&self) -> usize {
@@ -106,7 +116,7 @@ impl<'a> Wide<'a> {
         let (sums, together) = (self.sums(), self.together());
         let last = sums - (sums - 1) / together * together;
         let [adders, last_adders] = [together, last].map(|sums| Wide::adders(sums * ACROSS));
-        let template = sink.finish(Template::new(files::MATMUL_ROWS_WIDE));
+        let template = Shared::tell(self.shared, sink.finish(Template::new(files::MATMUL_ROWS_WIDE)));
         let mut template = self
             .contraction
             .element_number(&mut e, template)?

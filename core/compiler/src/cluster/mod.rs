@@ -13,6 +13,9 @@
 mod draft;
 mod emit;
 mod grow;
+mod projections;
+
+pub(crate) use projections::join_projections;
 
 use std::collections::HashMap;
 use std::fmt;

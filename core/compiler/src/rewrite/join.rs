@@ -166,7 +166,7 @@ fn name(graph: &Graph, id: NodeId) -> String {
 }
 
 /// The value whose bytes a value shares.
-fn data(graph: &Graph, mut value: Value) -> Value {
+pub(crate) fn data(graph: &Graph, mut value: Value) -> Value {
     while let Some((op, _)) = graph.nodes()[value.node.index()].op()
         && let Some(operand) = op.alias().filter(|_| value.port == 0)
     {

@@ -92,6 +92,15 @@ impl OptimizeReport {
         self.fusions_applied = places(&self.fusions);
     }
 
+    /// Adds the clusters that projections became, which other clusters may be a part of.
+    pub(crate) fn take_into_projections(&mut self, projections: Vec<Cluster>, moved: &HashMap<NodeId, NodeId>) {
+        self.clusters.retain_mut(|cluster| {
+            cluster.node = moved.get(&cluster.node).copied().unwrap_or(cluster.node);
+            projections.iter().all(|projection| projection.node != cluster.node)
+        });
+        self.clusters.extend(projections);
+    }
+
     /// Adds what was joined before rewriting, with its places in the final graph.
     pub(crate) fn add_joined(&mut self, mut joined: Vec<Fusion>, graph: &Graph) {
         join::find_joined(&mut joined, graph);

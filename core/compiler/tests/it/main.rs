@@ -6,3 +6,4 @@ mod clustering;
 mod dag;
 mod extraction;
 mod joined_writes;
+mod projections;

@@ -5,7 +5,9 @@ use super::{RopeDims, RopeScaling};
 use crate::dtype::DType;
 use crate::ops::cache_write::{self, CacheWrite};
 use crate::ops::sample::{Sample, SampleInput, Sizes};
-use crate::ops::{Arity, AttrDecls, Call, Cost, Doc, Gradient, OpRef, Operator, Semantics};
+use crate::ops::{
+    Arity, AttrDecls, Call, Cost, Doc, FUSED_CACHE_WRITE, Gradient, OpRef, Operator, ProgramWrite, Semantics,
+};
 use crate::shape::TensorType;
 
 pub(in crate::ops) struct RopeCacheWrite;
@@ -39,6 +41,14 @@ impl Operator for RopeCacheWrite {
 
     fn writes(&self) -> &'static [(usize, usize)] {
         CacheWrite.writes()
+    }
+
+    fn program_write(&self) -> Option<ProgramWrite> {
+        Some(ProgramWrite {
+            op: FUSED_CACHE_WRITE,
+            paged: false,
+            before: Some(OpRef::new(&RopeDynamicOffset)),
+        })
     }
 
     fn index_bound(&self, call: &Call) -> Option<(usize, usize)> {

@@ -187,7 +187,7 @@ impl Operator for RopeDynamicOffset {
     }
 }
 
-pub(super) fn attrs(theta: f32, head_dim: u32, scaling: RopeScaling) -> Attrs {
+pub(in crate::ops) fn attrs(theta: f32, head_dim: u32, scaling: RopeScaling) -> Attrs {
     let attrs = Attrs::new()
         .with("theta", theta)
         .with("head_dim", head_dim)

@@ -6,7 +6,7 @@ mod scaling;
 mod speeds;
 
 pub(super) use cache_write::RopeCacheWrite;
-pub(super) use dynamic::RopeDynamicOffset;
+pub(super) use dynamic::{RopeDynamicOffset, attrs as dynamic_attrs};
 pub use scaling::RopeScaling;
 
 use super::sample::{Sample, SampleInput, Sizes};

@@ -1,8 +1,10 @@
 //! Key-value caches: rows written in place, as they are or transposed, into whole caches or into blocks.
 
+mod fused;
+
 use meganeura_core::DType;
 use meganeura_core::backend::KernelDesc;
-use meganeura_core::ops::{CacheDims, PagedWriteDims};
+use meganeura_core::ops::{CacheDims, FUSED_CACHE_WRITE, PagedWriteDims};
 
 use super::body::{Body, Def, Node};
 use super::emit::Emitter;
@@ -23,16 +25,15 @@ const PAGED_WRITE: &str = "core.paged_cache_write";
 
 /// Launches for an operator of this file, with a cache of `f32`, or of `f16` for rows of `f32`; others are left to decompositions.
 pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
-    let has_kernel = match (cx.kernel.inputs, cx.kernel.outputs) {
-        // Rows of f16 have pairs of elements.
-        ([new, ..], [cache]) => new.dtype == DType::F32 && matches!(cache.dtype, DType::F32 | DType::F16),
-        _ => false,
-    };
+    let has_kernel = has_cache(cx) && cx.kernel.inputs.first().is_some_and(|new| new.dtype == DType::F32);
     if cx.kernel.name == PAGED_WRITE && has_kernel {
         return Ok(Some(Compiled {
             launches: write_blocks(cx)?,
             ..Compiled::default()
         }));
+    }
+    if cx.kernel.name == FUSED_CACHE_WRITE.name() && has_cache(cx) {
+        return fused::compile(cx).map(Some);
     }
     let found = WRITES.iter().find(|(name, _)| *name == cx.kernel.name);
     let Some((_, before)) = found.filter(|_| has_kernel) else {
@@ -44,6 +45,11 @@ pub(super) fn compile(cx: &CompileCx) -> Result<Option<Compiled>, String> {
     }))
 }
 
+/// Whether the cache, which is the result, is of a type that is written.
+fn has_cache(cx: &CompileCx) -> bool {
+    matches!(cx.kernel.outputs, [cache] if matches!(cache.dtype, DType::F32 | DType::F16))
+}
+
 /// Whether the cache is of half precision, with two neighbours in a word.
 fn has_pairs(cx: &CompileCx) -> bool {
     cx.kernel.outputs[0].dtype.is_half()
@@ -51,16 +57,24 @@ fn has_pairs(cx: &CompileCx) -> bool {
 
 /// How elements are stored: one by one, or in pairs.
 fn stores(template: Template, module: &mut Module) -> Template {
-    let cx = module.cx();
-    if !has_pairs(cx) {
-        return template.body("store", module.store(0, "at", "value"));
+    match has_pairs(module.cx()) {
+        false => template.body("store", store_one(module)),
+        true => template.flag("PAIRS", true).body("store_pair", store_pair(module)),
     }
+}
+
+/// A statement that stores `value` as the element `at` of the cache.
+fn store_one(module: &mut Module) -> String {
+    module.store(0, "at", "value")
+}
+
+/// One that stores `first` and `second` as the element `at`, whose number is even, and the next one of a cache of half precision.
+fn store_pair(module: &mut Module) -> String {
+    let cx = module.cx();
     let dtype = cx.kernel.outputs[0].dtype;
     let name = module.array(cx.outputs[0], dtype, true);
     let word = format!("f32_to_{dtype}(first) | (f32_to_{dtype}(second) << 16u)");
-    template
-        .flag("PAIRS", true)
-        .body("store_pair", format!("{name}[at >> 1u] = {word};\n"))
+    format!("{name}[at >> 1u] = {word};\n")
 }
 
 /// One thread for each element of the new rows, or each pair of them; the others are copied first, unless they are there already.
@@ -69,7 +83,7 @@ fn write(cx: &CompileCx, before: Option<&str>) -> Result<Vec<Launch>, String> {
     let CacheDims {
         rows, capacity, width, ..
     } = dims;
-    let mut launches = copied(cx)?;
+    let mut launches = copied(cx, 1)?;
     // The rows and their positions alone.
     let types = [0, 2].map(|operand| cx.kernel.inputs[operand].clone());
     let kernel = KernelDesc {
@@ -99,19 +113,21 @@ fn write(cx: &CompileCx, before: Option<&str>) -> Result<Vec<Launch>, String> {
     Ok(launches)
 }
 
-/// What copies the cache to where it is written, unless it is there already.
-fn copied(cx: &CompileCx) -> Result<Vec<Launch>, String> {
-    if cx.is_overwritten(1) {
+/// What copies the cache, an operand, to where it is written, unless it is there already.
+fn copied(cx: &CompileCx, cache: usize) -> Result<Vec<Launch>, String> {
+    if cx.is_overwritten(cache) {
         return Ok(Vec::new());
     }
     let mut copy = Module::new(cx);
     if has_pairs(cx) {
-        let words = copy.load_words(1, 1, "i").ok_or("the cache has no memory of its own")?;
+        let words = copy
+            .load_words(cache, 1, "i")
+            .ok_or("the cache has no memory of its own")?;
         let name = copy.array(cx.outputs[0], cx.kernel.outputs[0].dtype, true);
         let code = format!("{name}[i] = {words};\n");
         return Ok(vec![copy.finish_elements(code, cx.kernel.outputs[0].numel() / 2)?]);
     }
-    let value = copy.load(1, "i");
+    let value = copy.load(cache, "i");
     let store = copy.store(0, "i", &value);
     Ok(vec![copy.finish_elements(store, cx.kernel.outputs[0].numel())?])
 }
@@ -119,7 +135,7 @@ fn copied(cx: &CompileCx) -> Result<Vec<Launch>, String> {
 /// A workgroup for each of the rows that go into blocks.
 fn write_blocks(cx: &CompileCx) -> Result<Vec<Launch>, String> {
     let PagedWriteDims { rows, width, slots } = PagedWriteDims::of(&cx.call())?;
-    let mut launches = copied(cx)?;
+    let mut launches = copied(cx, 1)?;
     let mut module = Module::new(cx);
     module.uses_faults();
     let template = Template::new(files::PAGED_CACHE_WRITE)

@@ -1,0 +1,310 @@
+//! Projections that take along what comes behind them: the rotation of their rows, and the write into a cache.
+//!
+//! A rotation reads other elements than the one at hand, and a write is not part of a program; so neither is a member of a cluster. A
+//! device that has a kernel for a contraction with such an epilogue saves a pass of its own for it.
+
+use std::collections::{HashMap, HashSet};
+
+use super::Cluster;
+use crate::rewrite::clean::clean_with_places;
+use crate::rewrite::join::data;
+use crate::rewrite::{Pass, Target};
+use meganeura_core::attrs::Attrs;
+use meganeura_core::cost::call_cost;
+use meganeura_core::error::Result;
+use meganeura_core::graph::{Graph, NodeId, NodeKind, Uses, Value};
+use meganeura_core::kernel::KernelDesc;
+use meganeura_core::ops::{Call, FUSED, Fusing, OpRef};
+use meganeura_core::program::{Program, Slot, Step};
+use meganeura_core::shape::TensorType;
+
+/// A graph whose projections took something along.
+pub(crate) struct Joined {
+    pub(crate) graph: Graph,
+    /// The new calls.
+    pub(crate) clusters: Vec<Cluster>,
+    /// What each node that is still needed became, or became a part of.
+    pub(crate) moved: HashMap<NodeId, NodeId>,
+}
+
+/// Steps of a program, and the values that they read.
+#[derive(Clone, Default)]
+struct Draft {
+    steps: Vec<Step>,
+    operands: Vec<Value>,
+    /// Calls of the graph that it stands for.
+    members: Vec<NodeId>,
+}
+
+impl Draft {
+    /// The slot of a value from outside.
+    fn operand(&mut self, value: Value) -> Slot {
+        let known = self.operands.iter().position(|&v| v == value);
+        let at = known.unwrap_or_else(|| {
+            self.operands.push(value);
+            self.operands.len() - 1
+        });
+        Slot::Operand(at as u32)
+    }
+
+    fn push(&mut self, op: OpRef, attrs: Attrs, inputs: Vec<Slot>) -> Slot {
+        self.steps.push(Step { op, attrs, inputs });
+        Slot::Step(self.steps.len() as u32 - 1)
+    }
+
+    /// Adds the calls of another draft, whose last result is the slot.
+    fn extend(&mut self, other: &Draft) -> Slot {
+        let first = self.steps.len() as u32;
+        let slots: Vec<Slot> = other.operands.iter().map(|&v| self.operand(v)).collect();
+        let moved = |slot: &Slot| match *slot {
+            Slot::Operand(at) => slots[at as usize],
+            Slot::Step(step) => Slot::Step(step + first),
+            Slot::Port { step, port } => Slot::Port {
+                step: step + first,
+                port,
+            },
+        };
+        for step in &other.steps {
+            let inputs = step.inputs.iter().map(moved).collect();
+            self.push(step.op, step.attrs.clone(), inputs);
+        }
+        self.members.extend(&other.members);
+        Slot::Step(self.steps.len() as u32 - 1)
+    }
+}
+
+/// A call in place of others.
+struct Plan {
+    op: OpRef,
+    attrs: Attrs,
+    draft: Draft,
+    saving_ps: u64,
+}
+
+struct Finder<'a> {
+    graph: &'a Graph,
+    target: &'a dyn Target,
+    uses: Uses,
+    /// Whether steps leave each node alone.
+    invariant: Vec<bool>,
+    /// Persistent data that calls of the graph write.
+    written: HashSet<Value>,
+    plans: HashMap<NodeId, Plan>,
+}
+
+/// The graph with such calls in place of projections and what comes behind them; `None` where there are none.
+///
+/// # Errors
+/// What [`Graph::verify`] finds.
+pub(crate) fn join_projections(graph: &Graph, target: &dyn Target, pass: Pass) -> Result<Option<Joined>> {
+    let ops = graph
+        .node_ids()
+        .filter_map(|id| Some((id, graph.nodes()[id.index()].op()?.0)));
+    let written = ops.flat_map(|(id, op)| {
+        let inputs = &graph.nodes()[id.index()].inputs;
+        op.writes()
+            .iter()
+            .filter_map(move |&(operand, _)| Some(data(graph, *inputs.get(operand)?)))
+    });
+    let mut finder = Finder {
+        graph,
+        target,
+        uses: Uses::of(graph),
+        invariant: pass.invariant_nodes(graph)?,
+        written: written.collect(),
+        plans: HashMap::new(),
+    };
+    for id in graph.topological_order()? {
+        if let Some(plan) = finder.plan(id) {
+            finder.plans.insert(id, plan);
+        }
+    }
+    let mut plans = finder.plans;
+    let taken: Vec<NodeId> = plans.values().flat_map(|plan| plan.draft.members.clone()).collect();
+    plans.retain(|id, _| !taken.contains(id));
+    if plans.is_empty() {
+        return Ok(None);
+    }
+    let mut out = graph.clone();
+    for (&id, plan) in &plans {
+        let kind = NodeKind::Op {
+            op: plan.op,
+            attrs: plan.attrs.clone(),
+        };
+        out.replace_call(id, kind, plan.draft.operands.clone());
+    }
+    let (out, _, _, places) = clean_with_places(&out)?;
+    let place = |id: NodeId| places[id.index()];
+    let mut moved: HashMap<NodeId, NodeId> = graph.node_ids().filter_map(|id| Some((id, place(id)?))).collect();
+    let mut clusters = Vec::with_capacity(plans.len());
+    let mut ids: Vec<&NodeId> = plans.keys().collect();
+    ids.sort();
+    for id in ids {
+        let (plan, Some(node)) = (&plans[id], place(*id)) else {
+            continue;
+        };
+        moved.extend(plan.draft.members.iter().map(|&member| (member, node)));
+        clusters.push(Cluster {
+            node,
+            label: out.label(node).0,
+            calls: plan.draft.members.len() + 1,
+            program: plan
+                .attrs
+                .program("program")
+                .map(ToString::to_string)
+                .unwrap_or_default(),
+            saving_ps: plan.saving_ps,
+        });
+    }
+    Ok(Some(Joined {
+        graph: out,
+        clusters,
+        moved,
+    }))
+}
+
+impl Finder<'_> {
+    /// The call in place of a rotation or a write and the projection before it, if that is faster.
+    fn plan(&self, id: NodeId) -> Option<Plan> {
+        let node = &self.graph.nodes()[id.index()];
+        let (op, attrs) = node.op()?;
+        let first = *node.inputs.first()?;
+        if let Some(rule) = op.program_write() {
+            let mut draft = Draft::default();
+            for &operand in &node.inputs[1..] {
+                draft.operand(operand);
+            }
+            let mut last = draft.extend(&self.projection(first, id)?);
+            if let Some(before) = rule.before {
+                let places = draft.operand(*node.inputs.last()?);
+                last = draft.push(before, attrs.clone(), vec![last, places]);
+            }
+            let program = Program::new(draft.operands.len(), draft.steps.clone(), vec![last]).ok()?;
+            let attrs = Attrs::new().with("program", program).with("paged", rule.paged);
+            return self.checked(id, rule.op, attrs, draft);
+        }
+        if op.fusing() != Fusing::OfPart || node.outputs.len() != 1 {
+            return None;
+        }
+        let mut draft = self.projection(first, id)?;
+        let mut inputs = vec![Slot::Step(draft.steps.len() as u32 - 1)];
+        for &operand in &node.inputs[1..] {
+            inputs.push(draft.operand(operand));
+        }
+        let last = draft.push(op, attrs.clone(), inputs);
+        let program = Program::new(draft.operands.len(), draft.steps.clone(), vec![last]).ok()?;
+        self.checked(id, FUSED, Attrs::new().with("program", program), draft)
+    }
+
+    /// The contraction that computes a value for one call alone, through reshapes, with what it has taken along already.
+    fn projection(&self, value: Value, user: NodeId) -> Option<Draft> {
+        let id = value.node;
+        let node = &self.graph.nodes()[id.index()];
+        let (op, attrs) = node.op()?;
+        let is_private = self.uses.is_private(id) && value.port == 0;
+        if !is_private || self.invariant[id.index()] != self.invariant[user.index()] || !op.writes().is_empty() {
+            return None;
+        }
+        if let Some(plan) = self.plans.get(&id) {
+            let mut draft = plan.draft.clone();
+            draft.members.push(id);
+            return Some(draft);
+        }
+        if op.alias() == Some(0) {
+            let mut draft = self.projection(node.inputs[0], id)?;
+            let last = Slot::Step(draft.steps.len() as u32 - 1);
+            draft.push(op, attrs.clone(), vec![last]);
+            draft.members.push(id);
+            return Some(draft);
+        }
+        let mut draft = Draft {
+            operands: node.inputs.clone(),
+            members: vec![id],
+            ..Draft::default()
+        };
+        match attrs.program("program").ok().filter(|_| op == FUSED) {
+            Some(program) => {
+                let ends = program.results() == [Slot::Step(program.steps().len() as u32 - 1)];
+                let is_projection = program
+                    .steps()
+                    .iter()
+                    .any(|step| step.op.fusing() == Fusing::Contraction);
+                draft.steps = program.steps().to_vec();
+                (ends && is_projection).then_some(draft)
+            }
+            None if op.fusing() == Fusing::Contraction => {
+                draft.operands.clear();
+                let inputs = node.inputs.iter().map(|&v| draft.operand(v)).collect();
+                draft.push(op, attrs.clone(), inputs);
+                Some(draft)
+            }
+            None => None,
+        }
+    }
+
+    /// The call, if the device has a kernel for it which is no more expensive than those of the calls that it stands for.
+    fn checked(&self, id: NodeId, op: OpRef, attrs: Attrs, draft: Draft) -> Option<Plan> {
+        let outputs = &self.graph.nodes()[id.index()].outputs;
+        // The program would read later what a write may change meanwhile.
+        let own = &self.graph.nodes()[id.index()].inputs;
+        let is_stable = |value: &&Value| own.contains(value) || !self.written.contains(&data(self.graph, **value));
+        if !draft.operands.iter().all(|value| is_stable(&value)) {
+            return None;
+        }
+        let inputs: Vec<TensorType> = draft
+            .operands
+            .iter()
+            .filter_map(|&v| self.graph.ty(v).cloned())
+            .collect();
+        let kernel = KernelDesc {
+            name: op.get().name(),
+            version: op.version(),
+            attrs: &attrs,
+            inputs: &inputs,
+            outputs,
+        };
+        let fits = op.infer(&Call {
+            outputs: &[],
+            ..kernel.call()
+        });
+        if !fits.is_ok_and(|types| types == *outputs) || self.target.launches(&kernel)? > self.launches(id)? {
+            return None;
+        }
+        let before = draft.members.iter().chain([&id]);
+        let before = before.map(|&member| self.cost(member)).fold(0, u64::saturating_add);
+        let saving_ps = before.checked_sub(call_cost(self.target, op, &kernel.call()))?;
+        Some(Plan {
+            op,
+            attrs,
+            draft,
+            saving_ps,
+        })
+    }
+
+    /// Launches of a call.
+    fn launches(&self, id: NodeId) -> Option<u32> {
+        self.described(id, |_, kernel| self.target.launches(kernel))?
+    }
+
+    /// The price of a call.
+    fn cost(&self, id: NodeId) -> u64 {
+        let cost = self.described(id, |op, kernel| call_cost(self.target, op, &kernel.call()));
+        cost.unwrap_or(0)
+    }
+
+    fn described<T>(&self, id: NodeId, found: impl FnOnce(OpRef, &KernelDesc) -> T) -> Option<T> {
+        let node = &self.graph.nodes()[id.index()];
+        let (op, attrs) = node.op()?;
+        let inputs: Vec<TensorType> = node.inputs.iter().filter_map(|&v| self.graph.ty(v).cloned()).collect();
+        Some(found(
+            op,
+            &KernelDesc {
+                name: op.get().name(),
+                version: op.version(),
+                attrs,
+                inputs: &inputs,
+                outputs: &node.outputs,
+            },
+        ))
+    }
+}

@@ -1,0 +1,105 @@
+//! Rows of a projection that its epilogue writes into a cache, rotated before if they are keys.
+
+use std::fmt::Write as _;
+
+use meganeura_core::backend::KernelDesc;
+use meganeura_core::ops::{FUSED, FusedWriteDims};
+
+use super::super::body::{Body, Id};
+use super::super::emit::Emitter;
+use super::super::epilogue::Epilogue;
+use super::super::kernel::{CompileCx, Compiled};
+use super::super::location::{self, Base};
+use super::super::roles::{Role, is_matmul};
+use super::super::{matmul, neighbours, vectors};
+use super::{copied, has_pairs, store_one, store_pair};
+
+/// The operand that is written, and that which says where.
+const CACHE: usize = 0;
+const PLACES: usize = 1;
+
+/// One launch for a call whose product has few rows, after what copies the cache unless it is written in place.
+///
+/// # Errors
+/// The reason why there is none; such a call is not decomposed to kernels either, as its parts are as fast.
+pub(super) fn compile(cx: &CompileCx) -> Result<Compiled, String> {
+    let (dims, _) = FusedWriteDims::of(&cx.call())?;
+    let kernel = KernelDesc {
+        name: FUSED.name(),
+        version: FUSED.version(),
+        ..cx.kernel
+    };
+    let rows_cx = cx.part(kernel, cx.inputs.clone(), cx.outputs.clone(), cx.first_scratch);
+    let body = Body::of(&kernel)?;
+    let (&[id], &[rows]) = (&body.calls(Role::Contraction)[..], &body.results[..]) else {
+        return Err("the program is not one projection".into());
+    };
+    if !body.is_call(id, is_matmul) || body.ty(rows).numel() != body.ty(id).numel() {
+        return Err("the program is not one matmul, and what follows for each element".into());
+    }
+    let half = neighbours::rotated_half(&kernel)?;
+    let product = matmul::product(&body, id, &rows_cx)?;
+    let launch = vectors::compile_shared(&body, id, &rows_cx, &product, half, |e| epilogue(e, rows, &dims))?;
+    let mut launches = copied(cx, CACHE)?;
+    launches.push(launch);
+    Ok(Compiled {
+        launches,
+        ..Compiled::default()
+    })
+}
+
+/// What stores the element `i` of the rows in the cache: of half precision, each second one with its neighbour.
+fn epilogue(e: &mut Emitter, rows: Id, dims: &FusedWriteDims) -> Result<Epilogue, String> {
+    let shape = e.body.ty(rows).shape.clone();
+    let has_pairs = has_pairs(e.cx);
+    let mut code = String::new();
+    if has_pairs {
+        code.push_str("if ((i & 1u) != 0u) {\n    return;\n}\nlet next = i + 1u;\n");
+    }
+    code.push_str(&place(e, dims));
+    let names = if has_pairs {
+        &[("i", "first"), ("next", "second")][..]
+    } else {
+        &[("i", "value")]
+    };
+    for &(number, name) in names {
+        let base = Base::new(number, shape.numel());
+        let (computes, value) = e.writing_block(&base, |e| e.value(rows, &location::split(&base, 1, &shape)))?;
+        let _ = writeln!(code, "{computes}let {name} = {value};");
+    }
+    code.push_str(&if has_pairs {
+        store_pair(&mut e.module)
+    } else {
+        store_one(&mut e.module)
+    });
+    Ok(Epilogue::of_one(code))
+}
+
+/// Statements that find `at`, the number of the element `i` in the cache, and return where it is written nowhere.
+fn place(e: &mut Emitter, dims: &FusedWriteDims) -> String {
+    match dims {
+        FusedWriteDims::Whole(dims) => {
+            let (written, capacity, width) = (dims.rows * dims.width, dims.capacity, dims.width);
+            let given = e.module.load(PLACES, "sequence");
+            let position = e.module.checked_index("given", dims.bound());
+            format!(
+                "let sequence = i / {written}u;\nlet given = {given};\nlet position = {position};\n\
+                 if (given != position) {{\n    return;\n}}\n\
+                 let at = (sequence * {capacity}u + position) * {width}u + i % {written}u;\n"
+            )
+        }
+        FusedWriteDims::Paged(dims) => {
+            let (rows, width, slots) = (dims.rows, dims.width, dims.slots);
+            let [given, other] = ["row", "later"].map(|row| e.module.load(PLACES, row));
+            let slot = e.module.checked_index("given", dims.bound());
+            // Of rows with one slot the last is written.
+            format!(
+                "let row = i / {width}u;\nlet given = {given};\nlet slot = {slot};\n\
+                 var is_written = given == slot && slot < {slots}u;\n\
+                 for (var later = row + 1u; later < {rows}u; later += 1u) {{\n    \
+                 is_written = is_written && {other} != given;\n}}\n\
+                 if (!is_written) {{\n    return;\n}}\nlet at = slot * {width}u + i % {width}u;\n"
+            )
+        }
+    }
+}

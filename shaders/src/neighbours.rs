@@ -1,0 +1,47 @@
+//! Epilogues that read other elements of their product than the one at hand: heads are rotated by pairs of elements.
+
+use meganeura_core::backend::KernelDesc;
+use meganeura_core::ops::Fusing;
+use meganeura_core::program::Slot;
+
+/// Operators each of whose elements depends on that half a head away as well.
+const ROTATIONS: [&str; 2] = ["core.rope", "core.rope_dynamic_offset"];
+
+/// Columns between the two of a pair that is rotated after the contraction of a program; `None` where none is rotated.
+///
+/// # Errors
+/// Rotations together with other calls whose elements depend on several of the product, or of heads of different sizes.
+pub(super) fn rotated_half(kernel: &KernelDesc) -> Result<Option<usize>, String> {
+    let Ok(program) = kernel.attrs.program("program") else {
+        return Ok(None);
+    };
+    let types = program.infer(kernel.inputs)?;
+    // What of the steps is computed from the product.
+    let mut elements: Vec<Option<usize>> = Vec::with_capacity(types.len());
+    let (mut half, mut others) = (None, false);
+    for (step, types) in program.steps().iter().zip(&types) {
+        let of_product = |slot: &Slot| match *slot {
+            Slot::Operand(_) => None,
+            Slot::Step(at) | Slot::Port { step: at, .. } => elements[at as usize],
+        };
+        let kind = step.op.fusing();
+        let Some(count) = step.inputs.iter().find_map(of_product) else {
+            elements.push((kind == Fusing::Contraction).then(|| types[0].numel()));
+            continue;
+        };
+        if ROTATIONS.contains(&step.op.name()) {
+            let found = step.attrs.size("head_dim")? / 2;
+            // The angle depends on the position alone, not on the product.
+            others |= half.replace(found).is_some_and(|other| other != found);
+            others |= step.inputs[1..].iter().any(|slot| of_product(slot).is_some());
+        } else {
+            let by_element = kind == Fusing::Pointwise || step.op.alias().is_some();
+            others |= !by_element || types[0].numel() != count;
+        }
+        elements.push(Some(count));
+    }
+    match (half, others) {
+        (Some(_), true) => Err("a rotation of its product stands beside other calls than elementwise ones".into()),
+        (half, _) => Ok(half),
+    }
+}
