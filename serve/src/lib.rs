@@ -18,6 +18,7 @@ mod connections;
 mod embeddings;
 mod grammar;
 mod metrics;
+mod page;
 mod text;
 mod worker;
 
