@@ -140,7 +140,7 @@ async function answer(question) {
       }
       text += added;
       const seconds = (performance.now() - first) / 1000;
-      if (seconds > 0) speed = ((pieces - 1) / seconds).toFixed(1) + " tokens/s";
+      if (seconds > 0.1) speed = ((pieces - 1) / seconds).toFixed(1) + " tokens/s";
       frame ||= requestAnimationFrame(draw);
     }
   } catch (error) {
