@@ -1,5 +1,6 @@
 //! `/v1/chat/completions`.
 
+use meganeura_serve::Server;
 use serde_json::{Value, json};
 
 use crate::client::{Running, model, options};
@@ -190,6 +191,7 @@ fn a_model_without_a_template_has_completions_only() {
     let mut options = options();
     options.model = folder.path().to_owned();
     options.name = Some("own/name".into());
+    assert!(!Server::bind(options.clone()).expect("a server").chats());
     let server = Running::with(options);
     let response = server.post(
         "/v1/chat/completions",
