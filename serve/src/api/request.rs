@@ -3,7 +3,7 @@
 use axum::http::StatusCode;
 use meganeura_llm::Sampling;
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::error::ApiError;
 use crate::grammar::Grammar;
@@ -272,17 +272,17 @@ fn wrong_body<T: for<'a> Deserialize<'a>>(body: &[u8], required: &'static str, e
         Ok(_) => return ApiError::bad("the body is JSON, but no object"),
         Err(error) => return ApiError::bad(format!("the body is no JSON: {error}")),
     };
-    let Some(needed) = fields.get(required) else {
+    if !fields.contains_key(required) {
         return ApiError::field(required, format!("{required} is missing"));
-    };
-    // Each field alone, beside the one without which there is no request.
+    }
+    // Each field alone, with as little as may be in the place of the one without which there is no request: no part of a large
+    // body is read for every field.
+    let little = || if required == "messages" { json!([]) } else { json!("") };
     let alone = |field: &&'static str| {
-        let mut few = serde_json::Map::new();
-        few.insert(required.into(), needed.clone());
-        few.insert((*field).into(), fields.get(*field)?.clone());
-        serde_json::from_value::<T>(Value::Object(few))
-            .err()
-            .map(|error| (*field, error))
+        let value = fields.get(*field)?.clone();
+        let few = serde_json::Map::from_iter([(required.into(), little()), ((*field).into(), value)]);
+        let error = serde_json::from_value::<T>(Value::Object(few)).err()?;
+        Some((*field, error))
     };
     let rest = FIELDS.iter().filter(|&&field| field != required);
     match [required].iter().chain(rest).find_map(alone) {
