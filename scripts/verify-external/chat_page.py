@@ -272,8 +272,12 @@ def stopping(browser, server):
         generated = server.metric("meganeura_generated_tokens_total") - before
         assert server.metric("meganeura_sequences_running") == 0 and generated < CONTEXT // 2, generated
         assert len(part) >= length
-    page.choose("8")
-    page.turn("And then?")
+    page.choose("")
+    page.ask("And then?")
+    page.stop.focus()
+    page.page.keyboard.press("Enter")
+    page.settled()
+    expect(page.text).to_be_focused()
     assert page.sent[-1]["messages"][3]["content"] == part, "the part that was there is part of the conversation"
     page.close()
     print("answers come piece by piece and can be stopped, which ends the sequence on the server")

@@ -96,6 +96,8 @@ async function* events(response) {
 
 function setRunning(control) {
   running = control;
+  // A button that disappears would take the focus along.
+  if (!control && document.activeElement === at("stop")) at("text").focus();
   at("send").disabled = control !== null;
   at("stop").hidden = control === null;
   // Screen readers read an answer when it is complete, not word by word.
