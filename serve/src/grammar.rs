@@ -64,8 +64,8 @@ impl Grammars {
             )
         };
         let top = match grammar {
-            Grammar::Object => TopLevelGrammar::from_json_schema(json!({"type": "object"})),
-            Grammar::Schema(schema) => TopLevelGrammar::from_json_schema(schema.clone()),
+            Grammar::Object => TopLevelGrammar::from_json_schema(with_space(json!({"type": "object"}))),
+            Grammar::Schema(schema) => TopLevelGrammar::from_json_schema(with_space(schema.clone())),
             Grammar::Lark(text) => TopLevelGrammar::from_lark(text.clone()),
         };
         let matcher = Matcher::new(factory.create_parser(top));
@@ -89,6 +89,23 @@ impl Grammars {
         factory.limits_mut().verbose_errors = false;
         Ok(factory)
     }
+}
+
+/// White space between two parts of JSON: blanks, or a line break or two with an indentation.
+const SPACE: &str = r"[\x20\x09]{1,8}|[\x20\x09]{0,8}(\r?\n){1,2}[\x20\x09]{0,64}";
+
+/// A schema with bounds for white space, which small models write without end otherwise. One that has options of its own keeps
+/// them, and one that is no object allows everything or nothing.
+fn with_space(mut schema: Value) -> Value {
+    if let Some(fields) = schema.as_object_mut() {
+        let options = fields.entry("x-guidance").or_insert_with(|| json!({}));
+        if let Some(options) = options.as_object_mut()
+            && !options.contains_key("whitespace_flexible")
+        {
+            options.entry("whitespace_pattern").or_insert_with(|| SPACE.into());
+        }
+    }
+    schema
 }
 
 /// A token as the table has it: special ones behind a mark, so that no text is one.

@@ -18,6 +18,7 @@ mod connections;
 mod embeddings;
 mod grammar;
 mod metrics;
+mod page;
 mod text;
 mod worker;
 
@@ -153,7 +154,8 @@ impl ServerOptions {
         let tokenizer = Arc::new(Tokenizer::open(&self.model)?);
         let engine = Engine::open(&self.model, self.engine.clone())?;
         tokenizer.check(engine.config())?;
-        let template = template_of(&self.model)?;
+        let template = ChatTemplate::find(&self.model)?;
+        let chats = template.is_some();
         let config = engine.config();
         let (vocab, stop) = (config.network.vocab, config.stop.clone());
         let (context, device) = (engine.context(), engine.device().to_owned());
@@ -173,6 +175,7 @@ impl ServerOptions {
             router: api::text_router(Arc::new(app), self.bounds()),
             steps,
             device,
+            chats,
         })
     }
 
@@ -202,6 +205,7 @@ impl ServerOptions {
             router: api::embedding_router(Arc::new(app), self.bounds()),
             steps,
             device,
+            chats: false,
         })
     }
 }
@@ -226,6 +230,7 @@ pub struct Server {
     model: String,
     device: String,
     embeds: bool,
+    chats: bool,
 }
 
 /// A model that is open.
@@ -233,6 +238,8 @@ struct Opened {
     router: Router,
     steps: JoinHandle<()>,
     device: String,
+    /// Whether it has a chat template.
+    chats: bool,
 }
 
 impl Server {
@@ -257,7 +264,12 @@ impl Server {
             Error::misuse(format!("cannot listen at {address}: {e}"), remedy)
         })?;
         let embeds = EncoderConfig::is_one(&options.model);
-        let Opened { router, steps, device } = match embeds {
+        let Opened {
+            router,
+            steps,
+            device,
+            chats,
+        } = match embeds {
             true => options.open_encoder()?,
             false => options.open_engine()?,
         };
@@ -270,6 +282,7 @@ impl Server {
             options,
             device,
             embeds,
+            chats,
         })
     }
 
@@ -290,6 +303,11 @@ impl Server {
     /// Whether the model embeds texts, and generates none.
     pub fn embeds(&self) -> bool {
         self.embeds
+    }
+
+    /// Whether the model has a chat template, without which there are completions only.
+    pub fn chats(&self) -> bool {
+        self.chats
     }
 
     /// The string that selects the device.
@@ -336,18 +354,6 @@ impl Server {
     pub fn run_until_signal(self) -> Result<()> {
         let stop = connections::signal();
         self.run(stop)
-    }
-}
-
-/// The chat template of a model, if it has one.
-fn template_of(model: &Path) -> Result<Option<ChatTemplate>> {
-    match ChatTemplate::find(model) {
-        Ok(Some(template)) => Ok(Some(template)),
-        Ok(None) => {
-            log::info!("the model has no chat template: there are completions only");
-            Ok(None)
-        }
-        Err(error) => Err(error),
     }
 }
 

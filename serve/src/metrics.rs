@@ -1,5 +1,7 @@
 //! Counts and times in the format of Prometheus.
 
+use std::sync::atomic::Ordering;
+
 use meganeura_llm::engine::EngineCounts;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -19,20 +21,20 @@ pub(crate) struct Metrics {
     pub(crate) first_token_seconds: Histogram,
     pub(crate) token_seconds: Histogram,
     pub(crate) request_seconds: Histogram,
-    engine: EngineGauges,
+    engine: OfEngine,
 }
 
 #[derive(Default)]
-struct EngineGauges {
+struct OfEngine {
     running: Gauge,
     waiting: Gauge,
     blocks_used: Gauge,
     blocks: Gauge,
-    steps: Gauge,
-    cached_tokens: Gauge,
-    drafted_tokens: Gauge,
-    accepted_tokens: Gauge,
-    preemptions: Gauge,
+    steps: Counter,
+    cached_tokens: Counter,
+    drafted_tokens: Counter,
+    accepted_tokens: Counter,
+    preemptions: Counter,
 }
 
 /// Seconds, from 1 ms to 100 s.
@@ -52,7 +54,7 @@ impl Metrics {
             first_token_seconds: histogram(),
             token_seconds: histogram(),
             request_seconds: histogram(),
-            engine: EngineGauges::default(),
+            engine: OfEngine::default(),
             registry: Registry::default(),
         };
         registry.register("responses", "Responses by path and status", metrics.responses.clone());
@@ -96,6 +98,10 @@ impl Metrics {
                 &engine.blocks_used,
             ),
             ("cache_blocks", "Blocks of the key-value cache", &engine.blocks),
+        ] {
+            registry.register(name, help, gauge.clone());
+        }
+        for (name, help, counter) in [
             ("steps", "Steps since the start", &engine.steps),
             (
                 "prefix_cache_tokens",
@@ -118,7 +124,7 @@ impl Metrics {
                 &engine.preemptions,
             ),
         ] {
-            registry.register(name, help, gauge.clone());
+            registry.register(name, help, counter.clone());
         }
         Metrics { registry, ..metrics }
     }
@@ -127,17 +133,22 @@ impl Metrics {
     pub(crate) fn text(&self, counts: &EngineCounts) -> String {
         let engine = &self.engine;
         for (gauge, value) in [
-            (&engine.running, counts.running as u64),
-            (&engine.waiting, counts.waiting as u64),
-            (&engine.blocks_used, counts.blocks_used as u64),
-            (&engine.blocks, counts.blocks as u64),
+            (&engine.running, counts.running),
+            (&engine.waiting, counts.waiting),
+            (&engine.blocks_used, counts.blocks_used),
+            (&engine.blocks, counts.blocks),
+        ] {
+            gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
+        }
+        for (counter, value) in [
             (&engine.steps, counts.steps),
             (&engine.cached_tokens, counts.cached_tokens),
             (&engine.drafted_tokens, counts.drafted_tokens),
             (&engine.accepted_tokens, counts.accepted_tokens),
             (&engine.preemptions, counts.preemptions),
         ] {
-            gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
+            // The engine has the sum, where a counter adds.
+            counter.inner().store(value, Ordering::Relaxed);
         }
         let mut text = String::new();
         // Writing into a string does not fail.

@@ -6,13 +6,13 @@ use std::process::ExitCode;
 use meganeura::backend::DeviceKind;
 use meganeura::config::Config;
 use meganeura::files::free_memory;
-use meganeura::llm::WeightStorage;
 use meganeura::llm::library::{self, LocalModel, MemoryEstimate, ModelFolders, Support, USUAL_CONTEXT};
+use meganeura::llm::{CacheType, WeightStorage};
 use meganeura::select;
 use serde_json::{Map, Value, json};
 
 use super::Outcome;
-use super::language::storage;
+use super::language::{cache_type, storage};
 use crate::output::{aligned, line, lines};
 
 /// Options of `models`.
@@ -31,6 +31,10 @@ pub(crate) struct Args {
     /// [default: as `generate` has it, matrices of GGUF files each in its own type]
     #[arg(long, value_name = "f32|f16|q8|q6|q5_1|q5_0|q4_1|q4", value_parser = storage)]
     weights: Option<WeightStorage>,
+
+    /// Storage type of the cached keys and values that memory is estimated for.
+    #[arg(long, value_name = "f32|f16", value_parser = cache_type, default_value = "f32")]
+    cache_type: CacheType,
 
     /// Tokens of the sequence that memory is estimated for [default: 4096, or the model's context if that is shorter]
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
@@ -52,7 +56,9 @@ pub(crate) fn run(args: &Args) -> Outcome {
     let folders = ModelFolders::from_environment().with(args.dir.iter().cloned());
     let context = args.context.map(|tokens| tokens as usize);
     let models = library::list(&folders);
-    let described = models.iter().map(|model| (model, model.memory(args.weights, context)));
+    let described = models
+        .iter()
+        .map(|model| (model, model.memory(args.weights, context, args.cache_type)));
     if args.json {
         for (model, memory) in described {
             line(object(model, memory, &rooms))?;
@@ -94,7 +100,8 @@ pub(crate) fn run(args: &Args) -> Outcome {
     line("")?;
     lines(
         format_args!(
-            "memory: weights and the cache of {tokens} tokens, or of the model's context; steps take some more. There are: {}",
+            "memory: weights and the cache of {tokens} tokens, or of the model's context, in {}; steps take some more. There are: {}",
+            args.cache_type.name(),
             free.join(", ")
         ),
         4,

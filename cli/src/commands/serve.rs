@@ -69,7 +69,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "TOKENS")]
     context: Option<usize>,
 
-    /// Tokens that the key-value cache holds for all sequences together [default: half of --sequences times --context]
+    /// Tokens that the key-value cache holds for all sequences together, at least those of one [default: half of --sequences times --context]
     #[arg(long, value_name = "TOKENS")]
     cache: Option<usize>,
 
@@ -184,7 +184,11 @@ pub(crate) fn run(args: &Args) -> Outcome {
     };
     let server = Server::bind(options)?;
     let address = server.address()?;
-    let page = if server.embeds() { "" } else { "chat page there, " };
+    let page = match (server.embeds(), server.chats()) {
+        (true, _) => "",
+        (false, true) => "chat page there, ",
+        (false, false) => "completions only, as the model has no chat template; ",
+    };
     notice(format_args!(
         "serving {} on {} at http://{address} ({page}API at http://{address}/v1); Ctrl-C ends it",
         server.model(),

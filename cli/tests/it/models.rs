@@ -55,6 +55,18 @@ fn models_are_listed_and_found_by_their_names() {
         (&listed[0]["kind"], &listed[1]["kind"]),
         (&"text".into(), &"broken".into())
     );
+    let (_, out, err) = run(&mut on(
+        home.path(),
+        &["models", "--json", "--device", "cpu", "--cache-type", "f16"],
+    ));
+    let halved = &json_lines(&out)[0];
+    let bytes = |model: &serde_json::Value, of: &str| model[of].as_u64().expect("a number");
+    assert_eq!(
+        2 * bytes(halved, "cache_bytes"),
+        bytes(&listed[0], "cache_bytes"),
+        "{err}"
+    );
+    assert_eq!(bytes(halved, "weights_bytes"), bytes(&listed[0], "weights_bytes"));
     let (output, out, err) = run(&mut on(home.path(), &["models", "--device", "cpu", "--weights", "q4"]));
     assert!(output.status.success(), "{err}");
     assert!(

@@ -103,8 +103,11 @@ fn a_draft_model_guesses_and_the_text_is_the_same() {
         number.parse::<f64>().expect("a number")
     };
     // The model guesses itself, so every guess is right.
-    assert!(count("meganeura_drafted_tokens") > 10.0, "{metrics}");
-    assert_eq!(count("meganeura_drafted_tokens"), count("meganeura_accepted_tokens"));
+    assert!(count("meganeura_drafted_tokens_total") > 10.0, "{metrics}");
+    assert_eq!(
+        count("meganeura_drafted_tokens_total"),
+        count("meganeura_accepted_tokens_total")
+    );
 }
 
 #[test]

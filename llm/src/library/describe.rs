@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use meganeura_core::Error;
 use meganeura_nn::layers::WeightStorage;
+use meganeura_nn::models::CacheType;
 use serde_json::Value;
 
 use super::memory::{MemoryEstimate, Network};
@@ -117,10 +118,15 @@ impl LocalModel {
     }
 
     /// The memory that the model takes on a device: its weights, stored so or as they are if `None`, and the keys and values
-    /// of a sequence of so many tokens, [`USUAL_CONTEXT`](super::USUAL_CONTEXT) if `None`, but at most the model's context.
-    /// Encoders are in `f32`, and have no cache. `None` if the model cannot be used.
-    pub fn memory(&self, weights: Option<WeightStorage>, context: Option<usize>) -> Option<MemoryEstimate> {
-        self.network.as_ref()?.memory(weights, context).ok()
+    /// of a sequence of so many tokens, [`USUAL_CONTEXT`](super::USUAL_CONTEXT) if `None`, but at most the model's context, in a
+    /// cache of that type. Encoders are in `f32`, and have no cache. `None` if the model cannot be used.
+    pub fn memory(
+        &self,
+        weights: Option<WeightStorage>,
+        context: Option<usize>,
+        cache: CacheType,
+    ) -> Option<MemoryEstimate> {
+        self.network.as_ref()?.memory(weights, context, cache).ok()
     }
 
     fn read_folder(&mut self) -> Ends {

@@ -3,7 +3,7 @@
 use meganeura_core::graph::NodeKind;
 use meganeura_core::{Graph, Result};
 use meganeura_nn::layers::WeightStorage;
-use meganeura_nn::models::{BertConfig, LlamaConfig, LogitsOf, StorageMap};
+use meganeura_nn::models::{BertConfig, CacheType, LlamaConfig, LogitsOf, StorageMap};
 
 /// Begins the names of caches among the parameters of a graph.
 const CACHES: &str = "kv_cache.";
@@ -36,11 +36,17 @@ pub(super) enum Network {
 }
 
 impl Network {
-    pub(super) fn memory(&self, weights: Option<WeightStorage>, context: Option<usize>) -> Result<MemoryEstimate> {
+    pub(super) fn memory(
+        &self,
+        weights: Option<WeightStorage>,
+        context: Option<usize>,
+        cache: CacheType,
+    ) -> Result<MemoryEstimate> {
         match self {
             Network::Text(network, longest) => {
                 let mut network = **network;
                 network.weights = weights.map_or(network.weights, StorageMap::all);
+                network.cache_type = cache;
                 let rows = context.unwrap_or(USUAL_CONTEXT).clamp(1, *longest);
                 of_graph(&network.decode_graph(&[], 1, rows, LogitsOf::OneRow))
             }
@@ -77,12 +83,14 @@ mod tests {
         let network = LlamaConfig::smollm2_135m();
         let (layers, width) = (network.layers as u64, network.kv_width() as u64);
         let model = Network::Text(Box::new(network), 8192);
-        let of = |weights, context| model.memory(weights, context).expect("a model");
+        let of = |weights, context| model.memory(weights, context, CacheType::F32).expect("a model");
         let usual = of(None, None);
         assert_eq!(usual.cache, 2 * 4 * layers * width * USUAL_CONTEXT as u64);
         assert_eq!(usual.weights, 4 * 134_515_008);
         let short = of(Some(WeightStorage::Q4), Some(128));
         assert_eq!(short.cache, usual.cache * 128 / USUAL_CONTEXT as u64);
+        let half = model.memory(None, None, CacheType::F16).expect("a model");
+        assert_eq!((half.cache, half.weights), (usual.cache / 2, usual.weights));
         // 4 bits and a scale of 16 for 32 weights, and norms as they are.
         let ratio = usual.weights as f64 / short.weights as f64;
         assert!((7.0..7.2).contains(&ratio), "{ratio}");

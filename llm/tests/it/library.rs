@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use meganeura_llm::WeightStorage;
 use meganeura_llm::library::{LocalModel, ModelFolders, NameError, Origin, Support, find, list};
+use meganeura_llm::{CacheType, WeightStorage};
 
 use crate::gguf::files::{fixture, replaced, with_value};
 
@@ -131,10 +131,12 @@ fn headers_say_what_models_are() {
         "{parameters} in {weights} bytes"
     );
     assert!(small.disk_bytes > weights);
-    let memory = small.memory(None, None).expect("an estimate");
+    let memory = small.memory(None, None, CacheType::F32).expect("an estimate");
     // Two layers of 16 features of keys and as many of values.
     assert_eq!((memory.weights, memory.cache), (parameters * 4, 2 * 2 * 16 * 128 * 4));
-    let packed = small.memory(Some(WeightStorage::Q8), Some(16)).expect("an estimate");
+    let packed = small
+        .memory(Some(WeightStorage::Q8), Some(16), CacheType::F32)
+        .expect("an estimate");
     assert!(
         packed.weights < memory.weights / 3 && packed.cache == memory.cache / 8,
         "{packed:?}"
@@ -145,7 +147,8 @@ fn headers_say_what_models_are() {
     let bert = of(&models, "bert");
     assert_eq!((&bert.support, bert.context), (&Support::Encoder, Some(60)));
     assert_eq!(
-        bert.memory(Some(WeightStorage::Q4), Some(7)).map(|memory| memory.cache),
+        bert.memory(Some(WeightStorage::Q4), Some(7), CacheType::F32)
+            .map(|memory| memory.cache),
         Some(0)
     );
     let gguf = of(&models, "q8");
@@ -153,8 +156,8 @@ fn headers_say_what_models_are() {
     // Its matrix of logits is the table of embeddings in one of the two.
     assert!(gguf.parameters.is_some_and(|count| count > parameters / 2), "{gguf:?}");
     // Quantized weights stay so.
-    let usual = gguf.memory(None, None).expect("an estimate");
-    assert_eq!(Some(usual), gguf.memory(Some(WeightStorage::Q8), None));
+    let usual = gguf.memory(None, None, CacheType::F32).expect("an estimate");
+    assert_eq!(Some(usual), gguf.memory(Some(WeightStorage::Q8), None, CacheType::F32));
 }
 
 #[test]
@@ -223,7 +226,11 @@ fn broken_entries_are_listed_with_a_reason() {
     ] {
         is_unsupported(of(&models, name), said);
     }
-    assert!(models.iter().all(|model| model.memory(None, None).is_none()));
+    assert!(
+        models
+            .iter()
+            .all(|model| model.memory(None, None, CacheType::F32).is_none())
+    );
     // What their headers say is there.
     let whole = of(&models, "whole");
     assert_eq!(whole.disk_bytes, 2 * part(2).len() as u64);

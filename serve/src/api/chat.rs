@@ -54,7 +54,7 @@ pub(crate) async fn handle(State(app): State<Arc<App>>, JsonBody(body): JsonBody
 
 /// The prompt's tokens, how it is answered, and whether the answer may be calls of tools.
 fn prepare(app: &App, body: &[u8]) -> Result<(Vec<u32>, Wanted, bool), ApiError> {
-    let body: Body = parse(body)?;
+    let body: Body = parse(body, "messages")?;
     check_model(body.common.model.as_deref(), &app.site.model)?;
     if body.messages.is_empty() || body.messages.len() > MAX_MESSAGES {
         let message = format!(
@@ -89,7 +89,7 @@ fn prepare(app: &App, body: &[u8]) -> Result<(Vec<u32>, Wanted, bool), ApiError>
             "the chat template of the model that is served takes no tools",
         ));
     }
-    let mut wanted = body.common.wanted(top_logprobs)?;
+    let mut wanted = body.common.wanted(top_logprobs, "top_logprobs")?;
     if let Some(grammar) = choice.grammar(&offered)
         && wanted.grammar.replace(grammar).is_some()
     {

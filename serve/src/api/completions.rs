@@ -27,7 +27,7 @@ struct Body {
 
 /// Text or tokens, one or several.
 #[derive(Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a text, tokens, or a list of either")]
 enum Prompt {
     Text(String),
     Tokens(Vec<u32>),
@@ -35,7 +35,7 @@ enum Prompt {
 }
 
 #[derive(Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a text or tokens")]
 enum OneOrMoreTokens {
     Text(String),
     Tokens(Vec<u32>),
@@ -57,7 +57,7 @@ impl Prompt {
 pub(crate) async fn handle(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Result<Response, ApiError> {
     let of_request = app.clone();
     let (generation, choices, wanted, token_ids) = off_thread(move || {
-        let body: Body = parse(&body)?;
+        let body: Body = parse(&body, "prompt")?;
         check_model(body.common.model.as_deref(), &of_request.site.model)?;
         let unsupported = [
             (body.echo == Some(true), "echo"),
@@ -91,7 +91,7 @@ pub(crate) async fn handle(State(app): State<Arc<App>>, JsonBody(body): JsonBody
             let message = format!("token {token} is not in the model's vocabulary of {vocab}");
             return Err(ApiError::field("prompt", message));
         }
-        let wanted = body.common.wanted(body.logprobs)?;
+        let wanted = body.common.wanted(body.logprobs, "logprobs")?;
         let choices = prompts.len() * wanted.count;
         let token_ids = body.return_token_ids == Some(true);
         let generation = Generation::start(of_request, prompts, &wanted, true)?;

@@ -43,7 +43,7 @@ struct Body {
 
 /// Text or tokens, one or several.
 #[derive(Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a text, tokens, or a list of either")]
 enum Input {
     Texts(OneOrMore<String>),
     Tokens(Vec<u32>),
@@ -104,7 +104,7 @@ pub(crate) async fn handle(
 
 /// The tokens of a request's texts, and how their vectors are written.
 fn prepare(app: &EmbeddingApp, body: &[u8]) -> Result<(Vec<Vec<u32>>, Form), ApiError> {
-    let body: Body = parse(body)?;
+    let body: Body = parse(body, "input")?;
     check_model(body.model.as_deref(), &app.site.model)?;
     let base64 = match body.encoding_format.as_deref() {
         None | Some("float") => false,

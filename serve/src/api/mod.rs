@@ -17,7 +17,7 @@ use axum::body::Body;
 use axum::extract::{DefaultBodyLimit, MatchedPath, Path, Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::{self, Next};
-use axum::response::{Html, IntoResponse, Response};
+use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use meganeura_llm::engine::EngineCounts;
@@ -115,7 +115,7 @@ pub(crate) fn text_router(app: Arc<App>, bounds: Bounds) -> Router {
             post(|| async { other_kind("generates text and has no embeddings") }),
         )
         .with_state(app);
-    router(api, site, bounds).route("/", get(|| async { Html(include_str!("../page.html")) }))
+    router(api, crate::page::router(), site, bounds)
 }
 
 /// The paths of a model that embeds texts.
@@ -127,11 +127,11 @@ pub(crate) fn embedding_router(app: Arc<EmbeddingApp>, bounds: Bounds) -> Router
         .route("/v1/chat/completions", post(generates_none))
         .route("/v1/completions", post(generates_none))
         .with_state(app);
-    router(api, site, bounds)
+    router(api, Router::new(), site, bounds)
 }
 
-/// What all models have beside their own paths.
-fn router(api: Router, site: Arc<Site>, bounds: Bounds) -> Router {
+/// What all models have beside their own paths. Those of `open` need no key.
+fn router(api: Router, open: Router, site: Arc<Site>, bounds: Bounds) -> Router {
     let common = Router::new()
         .route("/v1/models", get(models))
         .route("/v1/models/{*id}", get(model))
@@ -141,6 +141,7 @@ fn router(api: Router, site: Arc<Site>, bounds: Bounds) -> Router {
     api.merge(common)
         .layer(middleware::from_fn_with_state(site.clone(), authenticate))
         .merge(health)
+        .merge(open)
         .fallback(unknown_path)
         .method_not_allowed_fallback(wrong_method)
         .layer(DefaultBodyLimit::max(bounds.body_bytes))

@@ -3,7 +3,7 @@
 use axum::http::StatusCode;
 use meganeura_llm::Sampling;
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::error::ApiError;
 use crate::grammar::Grammar;
@@ -38,7 +38,7 @@ struct StreamOptions {
 
 /// One value, or a list.
 #[derive(Clone, Debug, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected a text, or a list of texts")]
 pub(crate) enum OneOrMore<T> {
     One(T),
     More(Vec<T>),
@@ -87,8 +87,8 @@ const MAX_STOP: usize = 16;
 pub(crate) const MAX_TOP_LOGPROBS: usize = 20;
 
 impl Common {
-    /// Checks the fields.
-    pub(crate) fn wanted(self, top_logprobs: Option<usize>) -> Result<Wanted, ApiError> {
+    /// Checks the fields. `top_logprobs` comes from the field of the name beside it.
+    pub(crate) fn wanted(self, top_logprobs: Option<usize>, logprobs_field: &'static str) -> Result<Wanted, ApiError> {
         self.refuse_unsupported()?;
         let count = self.n.unwrap_or(1);
         if !(1..=MAX_COUNT).contains(&count) {
@@ -104,7 +104,7 @@ impl Common {
         }
         if let Some(top) = top_logprobs.filter(|&top| top > MAX_TOP_LOGPROBS) {
             let message = format!("logprobs of {top} tokens are asked for, at most {MAX_TOP_LOGPROBS} are given");
-            return Err(ApiError::field("top_logprobs", message));
+            return Err(ApiError::field(logprobs_field, message));
         }
         let max_tokens = self.max_completion_tokens.or(self.max_tokens);
         if max_tokens == Some(0) {
@@ -121,7 +121,7 @@ impl Common {
             repetition_penalty: self.repetition_penalty.unwrap_or(1.0),
             seed: self.seed.map_or_else(random, |seed| seed as u64),
         };
-        sampling.check().map_err(|e| ApiError::of_request(&e))?;
+        check_sampling(sampling)?;
         let by_format = self.response_format.map(ResponseFormat::grammar).transpose()?.flatten();
         if by_format.is_some() && self.grammar.is_some() {
             return Err(ApiError::field("grammar", "give either response_format or grammar"));
@@ -185,9 +185,134 @@ fn random() -> u64 {
     RandomState::new().hash_one(std::time::SystemTime::now())
 }
 
-/// What a body says.
-pub(crate) fn parse<T: for<'a> Deserialize<'a>>(body: &[u8]) -> Result<T, ApiError> {
-    serde_json::from_slice(body).map_err(|e| ApiError::bad(format!("the body is not the JSON that it should be: {e}")))
+/// Checks the fields one by one, to name the one that is wrong.
+fn check_sampling(all: Sampling) -> Result<(), ApiError> {
+    let none = Sampling::default();
+    let alone = [
+        (
+            "temperature",
+            Sampling {
+                temperature: all.temperature,
+                ..none
+            },
+        ),
+        (
+            "top_p",
+            Sampling {
+                top_p: all.top_p,
+                ..none
+            },
+        ),
+        (
+            "min_p",
+            Sampling {
+                min_p: all.min_p,
+                ..none
+            },
+        ),
+        (
+            "repetition_penalty",
+            Sampling {
+                repetition_penalty: all.repetition_penalty,
+                ..none
+            },
+        ),
+        ("top_k", all),
+    ];
+    alone
+        .into_iter()
+        .try_for_each(|(field, sampling)| sampling.check().map_err(|e| ApiError::of_request(&e).of(field)))
+}
+
+/// The fields that bodies have.
+const FIELDS: [&str; 32] = [
+    "messages",
+    "prompt",
+    "input",
+    "model",
+    "max_tokens",
+    "max_completion_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "seed",
+    "n",
+    "stop",
+    "stream",
+    "stream_options",
+    "response_format",
+    "grammar",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "logprobs",
+    "top_logprobs",
+    "tools",
+    "tool_choice",
+    "echo",
+    "suffix",
+    "best_of",
+    "return_token_ids",
+    "encoding_format",
+    "dimensions",
+    "user",
+];
+
+/// What a body says, in which one field is required.
+pub(crate) fn parse<T: for<'a> Deserialize<'a>>(body: &[u8], required: &'static str) -> Result<T, ApiError> {
+    serde_json::from_slice(body).map_err(|error| wrong_body::<T>(body, required, &error))
+}
+
+/// What is wrong with a body that cannot be read: its syntax, or a field.
+fn wrong_body<T: for<'a> Deserialize<'a>>(body: &[u8], required: &'static str, error: &serde_json::Error) -> ApiError {
+    let fields = match serde_json::from_slice(body) {
+        Ok(Value::Object(fields)) => fields,
+        Ok(_) => return ApiError::bad("the body is JSON, but no object"),
+        Err(error) => return ApiError::bad(format!("the body is no JSON: {error}")),
+    };
+    if !fields.contains_key(required) {
+        return ApiError::field(required, format!("{required} is missing"));
+    }
+    // Each field alone, with as little as may be in the place of the one without which there is no request: no part of a large
+    // body is read for every field.
+    let little = || if required == "messages" { json!([]) } else { json!("") };
+    let alone = |field: &&'static str| {
+        let value = fields.get(*field)?.clone();
+        let few = serde_json::Map::from_iter([(required.into(), little()), ((*field).into(), value)]);
+        let error = serde_json::from_value::<T>(Value::Object(few)).err()?;
+        Some((*field, error))
+    };
+    let rest = FIELDS.iter().filter(|&&field| field != required);
+    match [required].iter().chain(rest).find_map(alone) {
+        Some((field, error)) => ApiError::field(field, format!("{field}: {}", in_words(&error))),
+        // Such as a field that is there twice.
+        None => ApiError::bad(format!("the body cannot be read: {}", in_words(error))),
+    }
+}
+
+/// An error with the types of JSON instead of those of Rust, and without most of a text that is wrong.
+fn in_words(error: &serde_json::Error) -> String {
+    const MAX_CHARS: usize = 200;
+    let mut text = error.to_string();
+    for (rust, json) in [
+        ("expected usize", "expected a whole number that is not negative"),
+        ("expected u32", "expected a whole number that is not negative"),
+        ("expected i64", "expected a whole number of 64 bits"),
+        ("expected f32", "expected a number"),
+        ("expected a map", "expected an object"),
+        ("expected a sequence", "expected a list"),
+    ] {
+        text = text.replace(rust, json);
+    }
+    for name in ["StreamOptions", "ResponseFormat", "JsonSchema"] {
+        text = text.replace(&format!("expected struct {name}"), "expected an object");
+    }
+    match text.char_indices().nth(MAX_CHARS) {
+        Some((at, _)) => format!("{}...", &text[..at]),
+        None => text,
+    }
 }
 
 /// Whether a request is for the model that is served.

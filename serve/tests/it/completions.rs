@@ -177,6 +177,84 @@ fn output_keeps_to_a_schema() {
 }
 
 #[test]
+fn white_space_in_json_has_bounds() {
+    let mut options = options();
+    // Without bounds this model writes line breaks until there is no room.
+    options.model = model("qwen3");
+    let server = Running::with(options);
+    for seed in 0..6 {
+        let body = json!({"prompt": "Alice", "max_tokens": 100, "temperature": 1.0, "seed": seed,
+            "response_format": {"type": "json_schema", "json_schema": {"name": "t", "schema": {
+                "type": "object", "properties": {"x": {"enum": ["a", "b"]}, "y": {"type": "array", "items": {"type": "boolean"}}},
+                "required": ["x", "y"], "additionalProperties": false}}}});
+        let value = server.post("/v1/completions", &body).json();
+        let text = value["choices"][0]["text"].as_str().expect("text");
+        let runs = text.split(|c: char| !c.is_whitespace());
+        for run in runs {
+            assert!(run.matches('\n').count() <= 2 && run.len() <= 76, "{text:?}");
+        }
+    }
+}
+
+#[test]
+fn values_of_other_types_are_named() {
+    let server = Running::new();
+    for (field, wrong, said) in [
+        ("prompt", json!(5), "expected a text, tokens, or a list of either"),
+        ("prompt", json!(null), "expected a text, tokens, or a list of either"),
+        ("max_tokens", json!("5"), "a whole number that is not negative"),
+        ("max_tokens", json!(-1), "a whole number that is not negative"),
+        ("temperature", json!("hot"), "expected a number"),
+        ("temperature", json!(-1), "-1"),
+        ("top_p", json!(2), "2"),
+        ("min_p", json!(2), "min-p is 2"),
+        ("repetition_penalty", json!(0), "0"),
+        ("seed", json!(1.5), "a whole number of 64 bits"),
+        ("stop", json!([1]), "a list of texts"),
+        ("stream_options", json!(1), "expected an object"),
+        ("response_format", json!("json"), "expected an object"),
+        ("logprobs", json!(true), "a whole number that is not negative"),
+        ("logprobs", json!(21), "at most 20"),
+        ("user_defined", json!(1), ""),
+    ] {
+        let mut body = json!({"prompt": "Alice", "max_tokens": 1});
+        body[field] = wrong;
+        let response = server.post("/v1/completions", &body);
+        if said.is_empty() {
+            assert_eq!(response.status, 200, "{field}: {}", response.body);
+            continue;
+        }
+        assert_eq!(response.status, 400, "{field}: {}", response.body);
+        assert_eq!(response.json()["error"]["param"], field, "{}", response.body);
+        assert!(response.message().contains(said), "{field}: {}", response.message());
+    }
+    let response = server.post("/v1/completions", &json!({"max_tokens": 1}));
+    assert_eq!(response.json()["error"]["param"], "prompt");
+    let chat = json!({"messages": [{"role": "user", "content": "a"}], "logprobs": 5, "top_logprobs": "x"});
+    let response = server.post("/v1/chat/completions", &chat);
+    assert_eq!(response.json()["error"]["param"], "logprobs");
+    // What is sent is not sent back whole.
+    let long = json!({"prompt": "a", "seed": "a".repeat(100_000)});
+    let response = server.post("/v1/completions", &long);
+    assert_eq!(response.json()["error"]["param"], "seed");
+    assert!(response.body.len() < 1000, "{} bytes", response.body.len());
+    for (body, said) in [
+        ("{", "no JSON"),
+        ("[]", "no object"),
+        ("{\"prompt\": \"a\", \"n\": 1, \"n\": 1}", "duplicate field"),
+    ] {
+        let response = server.send(
+            "POST",
+            "/v1/completions",
+            "Content-Type: application/json\r\n",
+            body.as_bytes(),
+        );
+        assert_eq!(response.status, 400);
+        assert!(response.message().contains(said), "{}", response.message());
+    }
+}
+
+#[test]
 fn tokens_are_returned_one_by_one_where_they_are_asked_for() {
     let server = Running::new();
     let body = |stream: bool| {

@@ -162,7 +162,7 @@ fn many_at_once_get_their_own() {
         }
     });
     let metrics = server.get("/metrics").body;
-    assert!(metrics.contains("meganeura_steps"), "{metrics}");
+    assert!(metrics.contains("meganeura_steps_total "), "{metrics}");
     server.end().expect("it ends");
 }
 

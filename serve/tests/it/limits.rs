@@ -16,7 +16,6 @@ fn paths_that_need_no_key() {
     let models = server.get("/v1/models").json();
     assert_eq!(models["data"][0]["id"], "llama");
     assert_eq!(models["data"][0]["max_model_len"], 128);
-    assert!(server.get("/").body.contains("<!doctype html>"));
     // Not by chance, which may choose the end.
     server.post(
         "/v1/completions",
@@ -34,6 +33,35 @@ fn paths_that_need_no_key() {
     assert_eq!(server.get("/v1/nothing").status, 404);
     assert_eq!(server.get("/v1/completions").status, 405);
     assert_eq!(server.post("/v1/embeddings", &json!({"input": "a"})).status, 501);
+}
+
+#[test]
+fn the_chat_page_loads_its_own_files_alone() {
+    let mut options = options();
+    options.api_key = Some("secret".into());
+    let server = Running::with(options);
+    for (path, kind, begins) in [
+        ("/", "text/html", "<!doctype html>"),
+        ("/page.css", "text/css", ":root {"),
+        ("/page.js", "text/javascript", "\"use strict\";"),
+    ] {
+        let response = server.get(path);
+        assert_eq!(response.status, 200, "{path}");
+        assert!(response.body.starts_with(begins), "{path}: {}", response.body);
+        let head = response.head.to_ascii_lowercase();
+        for line in [
+            &format!("content-type: {kind}; charset=utf-8"),
+            "content-security-policy: default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';",
+            "x-content-type-options: nosniff",
+        ] {
+            assert!(head.contains(line), "{path}: {line} in {head}");
+        }
+        assert!(
+            !response.body.contains("http:") && !response.body.contains("https:"),
+            "{path}"
+        );
+    }
+    assert_eq!(server.post("/", &json!({})).status, 405);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use meganeura_core::Error;
 use meganeura_llm::library::{ModelFolders, Support, list};
-use meganeura_llm::{ChatTemplate, Checkpoint, ModelConfig, Tokenizer, WeightStorage};
+use meganeura_llm::{CacheType, ChatTemplate, Checkpoint, ModelConfig, Tokenizer, WeightStorage};
 
 use super::files::with_count;
 use super::{TOLERANCE, error_at};
@@ -58,7 +58,10 @@ fn parts_are_the_model_that_they_were() {
     let all = listed("gguf");
     let one = all.iter().find(|model| model.name == MODEL).expect("the file");
     assert_eq!(model.parameters, one.parameters);
-    assert_eq!(model.memory(None, None), one.memory(None, None));
+    assert_eq!(
+        model.memory(None, None, CacheType::F32),
+        one.memory(None, None, CacheType::F32)
+    );
 }
 
 #[track_caller]
