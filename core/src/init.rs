@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::error::Result;
+use crate::host_memory;
 use crate::random::SplitMix64;
 
 /// How `Session::initialize_parameters` fills a parameter.
@@ -64,15 +66,28 @@ impl Init {
     /// `len` values. The stream depends on the seed and the parameter's name alone, so that adding a
     /// parameter to a model does not change the values of the others.
     pub fn values(self, name: &str, len: usize, seed: u64) -> Vec<f32> {
+        let mut values = Vec::with_capacity(len);
+        self.append(name, len, seed, &mut values);
+        values
+    }
+
+    /// [`Init::values`], where it is an error that there is no memory for them.
+    pub(crate) fn try_values(self, name: &str, len: usize, seed: u64) -> Result<Vec<f32>> {
+        let mut values = host_memory::room(&format!("the first values of '{name}'"), len)?;
+        self.append(name, len, seed, &mut values);
+        Ok(values)
+    }
+
+    fn append(self, name: &str, len: usize, seed: u64, values: &mut Vec<f32>) {
         let mut rng = SplitMix64::new(seed ^ fnv1a(name.as_bytes()));
         match self {
-            Init::Zeros => vec![0.0; len],
-            Init::Ones => vec![1.0; len],
-            Init::Constant(c) => vec![c; len],
-            Init::Uniform { bound } => (0..len)
-                .map(|_| ((2.0 * rng.unit() - 1.0) * f64::from(bound)) as f32)
-                .collect(),
-            Init::Normal { std } => (0..len).map(|_| (rng.normal() * f64::from(std)) as f32).collect(),
+            Init::Zeros => values.resize(len, 0.0),
+            Init::Ones => values.resize(len, 1.0),
+            Init::Constant(c) => values.resize(len, c),
+            Init::Uniform { bound } => {
+                values.extend((0..len).map(|_| ((2.0 * rng.unit() - 1.0) * f64::from(bound)) as f32));
+            }
+            Init::Normal { std } => values.extend((0..len).map(|_| (rng.normal() * f64::from(std)) as f32)),
         }
     }
 }

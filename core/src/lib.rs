@@ -23,6 +23,7 @@ pub mod error;
 pub mod fallback;
 pub mod files;
 pub mod graph;
+pub mod host_memory;
 pub mod init;
 pub mod kernel;
 pub mod loss_scaling;

@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use half::f16;
 use meganeura_core::graph::NodeKind;
 use meganeura_core::quantization::{BLOCK, BlockFormat};
 use meganeura_core::{DType, Error, Graph, Result, Session, TensorType};
@@ -278,6 +279,7 @@ impl Checkpoint {
             let Some(tensor) = shard.tensor(part) else { continue };
             // A tensor that is all is converted where it stays.
             let to = if parts.len() == 1 { &mut *whole } else { &mut *one };
+            to.reserve(part, &tensor, form)?;
             to.convert(&tensor, form).map_err(|row| {
                 let message =
                     format!("row {row} of '{part}' has numbers that are not finite, or too large to be stored so");
@@ -436,6 +438,27 @@ impl Converted {
         self.numbers.extend_from_slice(&other.numbers);
         self.bytes.extend_from_slice(&other.bytes);
         self.scales.extend_from_slice(&other.scales);
+    }
+
+    /// Makes room for a tensor, which takes most of the memory that loading needs.
+    fn reserve(&mut self, name: &str, tensor: &Tensor, form: Form) -> Result<()> {
+        self.clear();
+        let [rows, width] = tensor.rows();
+        let (numbers, bytes, scales) = match form {
+            Form::F32 { .. } => (rows * width, 0, 0),
+            Form::F16 => (0, rows * width * size_of::<f16>(), 0),
+            Form::Blocks(format) => {
+                let blocks = rows * (width / BLOCK);
+                (0, blocks * format.bytes(), blocks * format.scales() * size_of::<f16>())
+            }
+        };
+        let reserved = self.numbers.try_reserve(numbers);
+        let reserved = reserved.and_then(|()| self.bytes.try_reserve(bytes));
+        let reserved = reserved.and_then(|()| self.scales.try_reserve(scales));
+        reserved.map_err(|_| Error::HostMemory {
+            what: format!("the tensor '{name}'"),
+            bytes: numbers * size_of::<f32>() + bytes + scales,
+        })
     }
 
     /// Becomes a tensor; the error is the number of a row that cannot be stored so.

@@ -350,7 +350,7 @@ fn stored(name: &str, shape: &[usize], values: &[f32]) -> Result<Weight> {
     let weight = Weight::f32(shape, values)?;
     Ok(match transposed(name, shape) {
         None => weight,
-        Some(_) => weight.transposed().unwrap_or(weight),
+        Some(_) => weight.try_transposed()?.unwrap_or(weight),
     })
 }
 

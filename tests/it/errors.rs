@@ -152,6 +152,19 @@ fn too_large_for_this_machine_is_an_error_with_the_size() {
 }
 
 #[test]
+fn results_that_the_host_has_no_memory_for_are_an_error() {
+    let mut g = Graph::new();
+    let x = g.input("x", &[2]);
+    let y = g.relu(x);
+    g.set_outputs(vec![y]);
+    let mut session = build(&g, cpu()).expect("a small session");
+    for len in [1 << 60, usize::MAX] {
+        let error = session.try_read_output(len).expect_err("more than there is");
+        assert!(matches!(error, Error::HostMemory { .. }), "{error}");
+    }
+}
+
+#[test]
 fn duplicate_and_empty_names_are_refused() {
     let mut g = Graph::new();
     let a = g.input("x", &[3]);

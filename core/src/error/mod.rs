@@ -271,6 +271,14 @@ pub enum Error {
         /// What to do about it.
         remedy: String,
     },
+    /// The host has no memory for a copy of what a device has, or for what is read or written.
+    #[error("there is no memory for {what}, which takes {}{}", megabytes(*bytes), help("close other programs, raise the limit of the address space (`ulimit -v`), or use a smaller model or batch"))]
+    HostMemory {
+        /// What it is for.
+        what: String,
+        /// Bytes asked for.
+        bytes: usize,
+    },
     /// A tensor that is larger than any buffer of the device.
     #[error(
         "{tensor} has {bytes} bytes, but the device binds at most {limit} at once{}",

@@ -17,6 +17,7 @@ use crate::distributed::{
 };
 use crate::error::{Collective, CollectiveError, CollectiveFailure, Error, Result, TensorKind};
 use crate::files::sha256;
+use crate::host_memory;
 use crate::plan::optimizer::is_accumulation;
 use crate::plan::{BufferRef, TensorView};
 
@@ -428,7 +429,8 @@ impl Session {
         let mut all: Vec<f32> = Vec::new();
         let mut lengths = Vec::new();
         for &buffer in &buffers {
-            let mut data = vec![0.0; self.plan.buffer_types[buffer.index()].numel()];
+            let len = self.plan.buffer_types[buffer.index()].numel();
+            let mut data = host_memory::filled("a copy of a state", len, 0.0)?;
             self.executable.read(buffer, 0, bytes_of_mut(&mut data))?;
             lengths.push(data.len());
             all.extend(data);

@@ -7,6 +7,7 @@ use std::ops::ControlFlow;
 use super::Session;
 use crate::backend::{Executable, StepArgs};
 use crate::error::{Result, TensorKind};
+use crate::host_memory;
 use crate::plan::memory::check_fit;
 use crate::plan::{ACCUMULATE, BufferRef, ExecutionPlan, FORWARD_BACKWARD, LOSS_SCALE, PREPARE, Segment, UPDATE};
 
@@ -55,7 +56,7 @@ pub(super) struct Level<'a> {
 impl Level<'_> {
     /// Storage bytes of a buffer.
     pub(super) fn read(&mut self, buffer: BufferRef) -> Result<Vec<u8>> {
-        let mut bytes = vec![0; self.plan.buffers[buffer.index()]];
+        let mut bytes = host_memory::filled("the data of a dispatch", self.plan.buffers[buffer.index()], 0)?;
         self.executable.read(buffer, 0, &mut bytes)?;
         Ok(bytes)
     }

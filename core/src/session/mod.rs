@@ -40,6 +40,7 @@ use crate::config::Config;
 use crate::debug::DebugOptions;
 use crate::dtype::DType;
 use crate::error::{Error, Result, TensorKind, unwrap_report};
+use crate::host_memory;
 use crate::ops::{SEED_SCALAR, STEP_SCALAR};
 use crate::plan::optimizer::Update;
 use crate::plan::{
@@ -211,7 +212,7 @@ impl Session {
     /// the seed and the parameter's name alone, also where parameters are stored packed. Others stay as they are.
     ///
     /// # Errors
-    /// A lost device.
+    /// A lost device; [`Error::HostMemory`].
     pub fn try_initialize_parameters(&mut self, seed: u64) -> Result<()> {
         self.parameters_set = true;
         for ((name, buffer), info) in self.plan.param_buffers.iter().zip(&self.plan.param_info) {
@@ -220,14 +221,14 @@ impl Session {
                 continue;
             }
             let Some(derived) = self.plan.derived(*buffer) else {
-                let values = info.init.values(name, ty.numel(), seed);
+                let values = info.init.try_values(name, ty.numel(), seed)?;
                 self.executable.write(*buffer, 0, bytes_of(&values))?;
                 continue;
             };
-            let mut storage = vec![0; ty.bytes()];
+            let mut storage = host_memory::filled(&format!("the first values of '{name}'"), ty.bytes(), 0)?;
             let inits = self.plan.derived_info[derived].init.iter();
             for ((source, ty, part), init) in self.plan.sources(derived).into_iter().zip(inits) {
-                let values = init.values(source, ty.numel(), seed);
+                let values = init.try_values(source, ty.numel(), seed)?;
                 let span = part.offset..part.offset + part.span();
                 part.scatter(bytes_of(&values), &mut storage[span]);
             }

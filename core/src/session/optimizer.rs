@@ -6,6 +6,7 @@ use super::prepare::prepare;
 use super::tensors::Tensors;
 use crate::backend::Executable;
 use crate::error::{Error, Result, TensorKind, unwrap_report};
+use crate::host_memory;
 use crate::plan::ExecutionPlan;
 use crate::plan::optimizer::{
     ACCUMULATION_KEEP, ACCUMULATION_SCALE, Adam, CLIP_LIMIT, GradientClip, Optimizer, Sgd, Update, attach,
@@ -224,7 +225,7 @@ impl Session {
         let results = plan.output_buffers.iter().copied();
         let gradients = plan.gradient_buffers.iter().map(|(_, b)| *b);
         for buffer in named.chain(states).chain(results).chain(gradients) {
-            let mut bytes = vec![0; plan.buffers[buffer.index()]];
+            let mut bytes = host_memory::filled("a copy of a buffer", plan.buffers[buffer.index()], 0)?;
             self.executable.read(buffer, 0, &mut bytes)?;
             executable.write(buffer, 0, &bytes)?;
         }
@@ -234,7 +235,7 @@ impl Session {
             // By the names that users know: the sources of a packed parameter may have moments in common or not.
             for new in tensors.states_in(state.buffer) {
                 if let Ok(old) = self.tensors.find(TensorKind::State, &new.name) {
-                    let mut bytes = vec![0; old.ty.bytes()];
+                    let mut bytes = host_memory::filled(&format!("a copy of '{}'", new.name), old.ty.bytes(), 0)?;
                     old.read(&mut *self.executable, &mut bytes)?;
                     new.write(&mut *executable, &bytes)?;
                 }

@@ -7,6 +7,7 @@ use super::{Session, bytes_of_mut};
 use crate::backend::Executable;
 use crate::dtype::DType;
 use crate::error::{Error, Result, TensorKind, unwrap_report};
+use crate::host_memory;
 use crate::plan::BufferRef;
 
 impl Session {
@@ -31,7 +32,7 @@ impl Session {
     /// # Errors
     /// As [`Session::try_read_output_by_index`].
     pub fn try_read_output(&mut self, len: usize) -> Result<Vec<f32>> {
-        let mut data = vec![0.0; len];
+        let mut data = host_memory::filled("an output", len, 0.0)?;
         self.read_output_prefix(0, &mut data, true)?;
         Ok(data)
     }
@@ -71,7 +72,8 @@ impl Session {
     /// [`Error::UnknownTensor`] with the names that there are; another dtype; no step made yet; errors of the step.
     pub fn try_read_output_named(&mut self, name: &str) -> Result<Vec<f32>> {
         let index = self.tensors.output_named(name)?;
-        let mut data = vec![0.0; self.tensors.output(index)?.ty.numel()];
+        let len = self.tensors.output(index)?.ty.numel();
+        let mut data = host_memory::filled(&format!("the output '{name}'"), len, 0.0)?;
         self.read_output_prefix(index, &mut data, false)?;
         Ok(data)
     }
@@ -106,7 +108,7 @@ impl Session {
     /// No such output; no step made yet; errors of the step.
     pub fn try_read_output_bytes(&mut self, index: usize) -> Result<Vec<u8>> {
         let tensor = self.tensors.output(index)?;
-        let (buffer, mut bytes) = (tensor.buffer, vec![0; tensor.ty.bytes()]);
+        let (buffer, mut bytes) = (tensor.buffer, host_memory::filled("an output", tensor.ty.bytes(), 0)?);
         self.check_stepped()?;
         self.fetch(buffer, &mut bytes)?;
         Ok(bytes)
@@ -119,7 +121,7 @@ impl Session {
         if tensor.ty.dtype.is_half() {
             let (dtype, buffer) = (tensor.ty.dtype, tensor.checked(tensor.ty.dtype, len)?);
             self.check_stepped()?;
-            let mut bytes = vec![0; 2 * data.len()];
+            let mut bytes = host_memory::filled("an output", 2 * data.len(), 0)?;
             self.fetch(buffer, &mut bytes)?;
             for (value, pair) in data.iter_mut().zip(bytes.chunks_exact(2)) {
                 let pair = [pair[0], pair[1]];
@@ -168,7 +170,7 @@ impl Session {
     /// Unknown name; errors of the step.
     pub fn try_read_parameter_bytes(&mut self, name: &str) -> Result<Vec<u8>> {
         let tensor = self.tensors.find(TensorKind::Parameter, name)?;
-        let mut bytes = vec![0; tensor.ty.bytes()];
+        let mut bytes = host_memory::filled(&format!("a copy of '{name}'"), tensor.ty.bytes(), 0)?;
         tensor.read(&mut *self.executable, &mut bytes)?;
         Ok(bytes)
     }
@@ -213,7 +215,7 @@ impl Session {
         let tensor = self.tensors.find(kind, name)?;
         let len = tensor.ty.numel();
         tensor.checked(DType::F32, len)?;
-        let mut data = vec![0.0; len];
+        let mut data = host_memory::filled(&format!("a copy of '{name}'"), len, 0.0)?;
         tensor.read(&mut *self.executable, bytes_of_mut(&mut data))?;
         Ok(data)
     }

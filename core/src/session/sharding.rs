@@ -11,6 +11,7 @@ use crate::backend::Executable;
 use crate::distributed::{BUCKET_BYTES, Buckets, Call, Communicator, Owners, Pending, bytes_of_f32, gather_texts};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::host_memory;
 use crate::plan::optimizer::{REDUCED_NON_FINITE, REDUCED_SQUARES, final_gradients};
 use crate::plan::{BufferRef, ExecutionPlan};
 use crate::shape::Shape;
@@ -224,7 +225,7 @@ impl Session {
     pub(super) fn reduce_totals(&mut self, sharding: &mut Sharding, communicator: &dyn Communicator) -> Result<()> {
         for &buffer in &sharding.own_constants {
             let ty = &self.plan.buffer_types[buffer.index()];
-            let mut bytes = vec![0; ty.bytes()];
+            let mut bytes = host_memory::filled("a copy of a gradient", ty.bytes(), 0)?;
             self.executable.read(buffer, 0, &mut bytes)?;
             let times = sharding.own_gradients.get(&buffer).copied().unwrap_or(0);
             sharding.totals.add(decode(ty.dtype, &bytes).into_iter(), times);

@@ -11,6 +11,7 @@ use super::Session;
 use crate::dtype::DType;
 use crate::error::{Error, Result, TensorKind, unwrap_report};
 use crate::files::{read_within_memory, write_atomically};
+use crate::host_memory;
 use crate::shape::{Shape, TensorType};
 use crate::storage::{decode, scalar_bytes};
 
@@ -34,7 +35,7 @@ impl Weight {
     /// A tensor of `f32`, row-major.
     ///
     /// # Errors
-    /// [`Error::InvalidUse`] if the shape has another number of elements, or more than can be counted.
+    /// [`Error::InvalidUse`] if the shape has another number of elements, or more than can be counted; [`Error::HostMemory`].
     pub fn f32(shape: &[usize], data: &[f32]) -> Result<Self> {
         let shape = Shape::new(shape).map_err(|message| Error::misuse(message, "use a smaller shape"))?;
         if shape.numel() != data.len() {
@@ -47,9 +48,11 @@ impl Weight {
                 "pass as many elements as the shape has",
             ));
         }
+        let mut bytes = host_memory::room("a tensor to be saved", size_of_val(data))?;
+        bytes.extend(data.iter().flat_map(|v| v.to_le_bytes()));
         Ok(Weight {
             ty: TensorType::f32(shape),
-            bytes: data.iter().flat_map(|v| v.to_le_bytes()).collect(),
+            bytes,
         })
     }
 
@@ -108,11 +111,22 @@ impl Weight {
 
     /// The transposed matrix; `None` for other ranks.
     pub fn transposed(&self) -> Option<Weight> {
+        self.transposed_in(Vec::with_capacity(self.bytes.len()))
+    }
+
+    /// [`Weight::transposed`], where it is an error that there is no memory for it.
+    ///
+    /// # Errors
+    /// [`Error::HostMemory`].
+    pub fn try_transposed(&self) -> Result<Option<Weight>> {
+        host_memory::room("a transposed matrix", self.bytes.len()).map(|bytes| self.transposed_in(bytes))
+    }
+
+    fn transposed_in(&self, mut bytes: Vec<u8>) -> Option<Weight> {
         let &[rows, columns] = self.ty.shape.dims() else {
             return None;
         };
         let size = self.ty.dtype.block().bytes;
-        let mut bytes = Vec::with_capacity(self.bytes.len());
         for column in 0..columns {
             for row in 0..rows {
                 let at = (row * columns + column) * size;
@@ -335,7 +349,7 @@ impl Session {
         let mut weights = Weights::default();
         for (kind, name) in self.weight_names() {
             let tensor = self.tensors.find(kind, &name)?;
-            let mut bytes = vec![0; tensor.ty.bytes()];
+            let mut bytes = host_memory::filled(&format!("a copy of '{name}'"), tensor.ty.bytes(), 0)?;
             tensor.read(&mut *self.executable, &mut bytes)?;
             let ty = tensor.ty.clone();
             weights.insert(name, Weight { ty, bytes });

@@ -3,6 +3,7 @@
 use half::{bf16, f16};
 use meganeura_core::DType;
 use meganeura_core::graph::ConstantData;
+use meganeura_core::host_memory::room;
 
 use crate::element::ElementType;
 use crate::small::SmallFloat;
@@ -187,7 +188,8 @@ impl Tensor {
                 self.element
             )
         };
-        let mut bytes = Vec::with_capacity(self.len() * 4);
+        let size = self.element.dtype().storage_bytes(self.len()).unwrap_or(usize::MAX);
+        let mut bytes = room(&format!("a tensor {:?}", self.dims), size).map_err(|e| e.to_string())?;
         match (&self.data, self.element.dtype()) {
             (Data::Int(data), DType::I32) => {
                 for v in data {
@@ -199,6 +201,8 @@ impl Tensor {
                     bytes.extend(u32::try_from(*v).map_err(|_| out_of_range(v))?.to_le_bytes());
                 }
             }
+            // Without another copy of what is often all that a model has.
+            (Data::F32(data), DType::F32) => bytes.extend(data.iter().flat_map(|v| v.to_le_bytes())),
             (_, DType::F16) => self
                 .to_f32()
                 .iter()

@@ -157,6 +157,33 @@ impl<'a> Batches<'a> {
         Some(fresh.saturating_sub(self.part.start).min(self.part.len()))
     }
 
+    /// Makes room for a batch, so that [`Batches::next_into`] allocates nothing.
+    pub(crate) fn reserve(
+        &self,
+        features: &mut Vec<f32>,
+        labels: &mut Vec<u32>,
+        targets: &mut Vec<f32>,
+    ) -> Result<(), DataError> {
+        let (rows, columns) = (self.part.len(), self.data.feature_len());
+        let outputs = if self.data.is_regression() {
+            self.data.outputs()
+        } else {
+            0
+        };
+        features.clear();
+        labels.clear();
+        targets.clear();
+        features
+            .try_reserve(rows * columns)
+            .and_then(|()| labels.try_reserve(rows))
+            .and_then(|()| targets.try_reserve(rows * outputs))
+            .map_err(|_| DataError::OutOfMemory {
+                name: self.data.name().into(),
+                rows,
+                columns,
+            })
+    }
+
     /// Writes the targets of the last batch into `targets`, `[batch_size, outputs]`, for a data set of regression.
     /// Former content is replaced; it is empty before the first batch, and for classification.
     pub fn targets_into(&self, targets: &mut Vec<f32>) {

@@ -69,6 +69,14 @@ fn parse_csv(csv: &[u8], name: &str) -> Result<(Vec<f32>, Vec<u32>), DataError> 
     let mut pixels = Vec::new();
     let mut labels = Vec::new();
     let lines = csv.strip_suffix(b"\n").unwrap_or(csv);
+    let rows = lines.split(|&byte| byte == b'\n').count();
+    pixels
+        .try_reserve_exact(rows * PIXELS)
+        .map_err(|_| DataError::OutOfMemory {
+            name: name.into(),
+            rows,
+            columns: PIXELS,
+        })?;
     for (line, text) in (1..).zip(lines.split(|&byte| byte == b'\n')) {
         let error = |(column, reason)| DataError::Csv {
             name: name.into(),

@@ -123,7 +123,8 @@ impl<'a> Stream<'a> {
         while out.len() < len {
             let start = out.len();
             let step = (len - start).min(start.max(FIRST_STEP));
-            out.reserve_exact(step);
+            out.try_reserve_exact(step)
+                .map_err(|_| self.read_error(io::ErrorKind::OutOfMemory.into()))?;
             out.resize(start + step, 0);
             if self.fill(&mut out[start..])? < step {
                 return Err(self.truncated(expected));

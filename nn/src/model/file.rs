@@ -6,6 +6,7 @@ use std::io;
 use std::path::Path;
 
 use meganeura_core::files::{FolderKind, NewFolder, old_of, place_of, read_limited, sha256};
+use meganeura_core::host_memory::collected;
 use meganeura_core::{Weight, Weights};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde::de::DeserializeOwned;
@@ -270,7 +271,8 @@ fn read_weights(path: &Path, expected: &WeightsFile, leaves: Vec<Leaf>) -> Resul
             return Err(wrong(&leaf.name, message));
         }
         let words = tensor.data().chunks_exact(4);
-        let values: Vec<f32> = words.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+        let values = words.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+        let values = collected("its values", values).map_err(|e| wrong(&leaf.name, e.to_string()))?;
         if let Some(at) = values.iter().position(|v| !v.is_finite()) {
             return Err(wrong(&leaf.name, format!("value {at} is {}", values[at])));
         }

@@ -2,8 +2,8 @@
 
 use std::borrow::Cow;
 
-use meganeura_core::Session;
 use meganeura_core::distributed::Communicator;
+use meganeura_core::{Session, host_memory};
 
 use super::distributed;
 use super::feed::Feed;
@@ -97,12 +97,16 @@ fn add(
     let predictions = feed.predictions();
     let padded = pad(data, batch_size)?;
     let mut batches = Batches::sequential(&padded, batch_size, Remainder::Wrap)?;
-    logits.resize(batch_size * predictions * classes, 0.0);
+    let size = batch_size * predictions * classes;
+    if logits.len() != size {
+        *logits = host_memory::filled("the results of a batch", size, 0.0)?;
+    }
     let Sums { loss, correct, errors } = sums;
     let mut left = data.len();
     let original = |(at, &value): (usize, &f32)| original(data, at, value);
     loop {
         let buffer = feed.buffer();
+        batches.reserve(&mut buffer.features, &mut buffer.labels, &mut buffer.targets)?;
         let Some(fresh) = batches.next_into(&mut buffer.features, &mut buffer.labels) else {
             break;
         };

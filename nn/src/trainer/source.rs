@@ -75,10 +75,11 @@ impl<'d> Maker<'d> {
     }
 
     /// Fills the buffer with the epoch's next batch; false after the last one.
-    fn fill(&self, epoch: &mut Epoch, buffer: &mut BatchBuffer) -> bool {
+    fn fill(&self, epoch: &mut Epoch, buffer: &mut BatchBuffer) -> Result<bool, DataError> {
         let Epoch { batches, number } = epoch;
+        batches.reserve(&mut buffer.features, &mut buffer.labels, &mut buffer.targets)?;
         if batches.next_into(&mut buffer.features, &mut buffer.labels).is_none() {
-            return false;
+            return Ok(false);
         }
         batches.targets_into(&mut buffer.targets);
         if !self.augmentation.is_empty() {
@@ -88,7 +89,7 @@ impl<'d> Maker<'d> {
                 self.augmentation.apply(example, shape, self.seed, *number, row);
             }
         }
-        true
+        Ok(true)
     }
 }
 
@@ -153,7 +154,7 @@ impl<'d> Source<'d> {
                     Some(current) => current,
                     None => epoch.insert(maker.epoch()?),
                 };
-                if maker.fill(current, buffer) {
+                if maker.fill(current, buffer)? {
                     return Ok(());
                 }
                 *epoch = None;
@@ -192,7 +193,13 @@ fn produce(
         };
         for _ in 0..epoch.batches.len() {
             let Ok(mut buffer) = empty.recv() else { return };
-            if !maker.fill(&mut epoch, &mut buffer) || filled.send(Ok(buffer)).is_err() {
+            let batch = match maker.fill(&mut epoch, &mut buffer) {
+                Ok(true) => Ok(buffer),
+                Ok(false) => return,
+                Err(error) => Err(error),
+            };
+            let is_last = batch.is_err();
+            if filled.send(batch).is_err() || is_last {
                 return;
             }
         }

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use meganeura::host_memory::collected;
 use meganeura::nn::model::{self, Task};
 use meganeura::onnx::{self, ExportOptions};
 
@@ -74,8 +75,17 @@ fn folder(args: &Args) -> Result<()> {
         outputs: vec![output.into()],
         ..ExportOptions::default()
     };
-    let mut value = |name: &str| values.get(name).map(|v| v.to_vec());
-    Ok(onnx::export(&graph, &mut value, &options, &args.out)?)
+    let mut failed = None;
+    let mut value = |name: &str| {
+        let copy = collected(&format!("a copy of '{name}'"), values.get(name)?.iter().copied());
+        copy.map_err(|error| failed = Some(error)).ok()
+    };
+    let exported = onnx::export(&graph, &mut value, &options, &args.out);
+    // That a value is missing is not why.
+    match failed {
+        Some(error) => Err(error.into()),
+        None => Ok(exported?),
+    }
 }
 
 fn file(args: &Args) -> Result<()> {

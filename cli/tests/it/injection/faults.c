@@ -22,6 +22,9 @@
 
 static int calls;
 
+// For allocations.c.
+int faults_calls(void) { return __atomic_load_n(&calls, __ATOMIC_SEQ_CST); }
+
 static const char *below(void) { return getenv("FAULTS_BELOW"); }
 
 // Whether a path is below the folder. Tests give absolute ones.

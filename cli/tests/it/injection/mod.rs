@@ -2,6 +2,9 @@
 //! What is there afterwards is what was there before or what should come, whole, and the same command then works and leaves
 //! nothing else behind.
 
+#[cfg(target_env = "gnu")]
+mod memory;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -140,10 +143,20 @@ struct Faults {
 impl Faults {
     fn new() -> Self {
         let folder = tempfile::tempdir().expect("a folder");
-        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/injection/faults.c");
+        let sources = [
+            concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/injection/faults.c"),
+            concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/injection/allocations.c"),
+        ];
+        // What other C libraries than glibc call their allocators is not known.
+        let sources = if cfg!(target_env = "gnu") {
+            &sources[..]
+        } else {
+            &sources[..1]
+        };
         // Rust links with the same compiler.
         let mut compiler = Command::new("cc");
-        compiler.args(["-std=c11", "-O2", "-Wall", "-Wextra", "-shared", "-fPIC", source, "-o"]);
+        compiler.args(["-std=c11", "-O2", "-Wall", "-Wextra", "-shared", "-fPIC"]);
+        compiler.args(sources).arg("-o");
         let compiled = compiler.arg(folder.path().join("faults.so")).arg("-ldl").status();
         assert!(compiled.expect("a C compiler").success());
         Faults { folder }
@@ -153,14 +166,17 @@ impl Faults {
     fn run(&self, folder: &Path, args: &[String], mode: &str, at: usize) -> Output {
         let args: Vec<&str> = args.iter().map(String::as_str).collect();
         let mut command = meganeura(&args);
-        command
-            .env("LD_PRELOAD", self.folder.path().join("faults.so"))
-            .env("FAULTS_BELOW", folder)
-            .env("FAULTS_LOG", self.log())
-            .env("FAULTS_MODE", mode)
-            .env("FAULTS_AT", at.to_string());
+        self.preload(&mut command, folder);
+        command.env("FAULTS_MODE", mode).env("FAULTS_AT", at.to_string());
+        command.env("FAULTS_LOG", self.log());
         let _ = fs::remove_file(self.log());
         command.output().expect("the program runs")
+    }
+
+    /// Has the command load the library, which looks at calls below a folder.
+    fn preload(&self, command: &mut Command, folder: &Path) {
+        let library = self.folder.path().join("faults.so");
+        command.env("LD_PRELOAD", library).env("FAULTS_BELOW", folder);
     }
 
     fn log(&self) -> PathBuf {
@@ -274,25 +290,30 @@ fn every_call_that_writes_files_fails_once() {
     println!("{faults} faults");
 }
 
+/// A training that saves every other step.
+fn checkpointed(work: &Path, rest: &[&str]) -> Vec<String> {
+    let run = path(work, "run");
+    let saved = ["--checkpoint", &run, "--every", "2"];
+    let common = [
+        "train", "digits", "--device", "cpu", "--epochs", "1", "--batch", "256", "--json",
+    ];
+    strings(&[&common[..], &saved, rest].concat())
+}
+
+/// Of what such a training prints, that which is the same however often it was interrupted.
+fn end(out: &str) -> [serde_json::Value; 3] {
+    let last: serde_json::Value = serde_json::from_str(out.lines().last().unwrap_or_default()).expect("a summary");
+    ["test_accuracy", "test_loss", "train_loss"].map(|key| last[key].clone())
+}
+
 /// A checkpoint is written again and again. After any fault, the run goes on from the last one to the same end.
 fn attack_checkpoints(all: bool) -> usize {
     let faults = Faults::new();
     let root = tempfile::tempdir().expect("a folder");
     let work = root.path().join("work");
     fs::create_dir(&work).expect("a folder");
-    let run = path(&work, "run");
-    let args = |rest: &[&str]| {
-        let saved = ["--checkpoint", &run, "--every", "2"];
-        let common = [
-            "train", "digits", "--device", "cpu", "--epochs", "1", "--batch", "256", "--json",
-        ];
-        strings(&[&common[..], &saved, rest].concat())
-    };
-    let end = |output: &Output| {
-        let out = String::from_utf8_lossy(&output.stdout).into_owned();
-        let last: serde_json::Value = serde_json::from_str(out.lines().last().unwrap_or_default()).expect("a summary");
-        ["test_accuracy", "test_loss", "train_loss"].map(|key| last[key].clone())
-    };
+    let args = |rest: &[&str]| checkpointed(&work, rest);
+    let end = |output: &Output| end(&String::from_utf8_lossy(&output.stdout));
     let output = faults.run(&work, &args(&[]), "count", 0);
     assert!(output.status.success(), "{output:?}");
     let (undisturbed, calls) = (end(&output), faults.calls());

@@ -12,6 +12,7 @@ use meganeura_core::DType;
 use meganeura_core::attrs::Attrs;
 use meganeura_core::files::{clean_partial_files, folder_of, sha256, write_atomically};
 use meganeura_core::graph::{ConstantData, Graph, NodeKind, Value};
+use meganeura_core::host_memory::room;
 use meganeura_core::ops::OpRef;
 use meganeura_core::reference::{expand_call, operand_name};
 use meganeura_core::shape::TensorType;
@@ -88,7 +89,8 @@ pub fn export(
         true => Some(move_data(&mut model, path)?),
         false => None,
     };
-    let bytes = model.encode_to_vec();
+    let mut bytes = room("the file", model.encoded_len())?;
+    model.encode(&mut bytes).map_err(|e| Error::Input(e.to_string()))?;
     write_atomically(path, |file| file.write_all(&bytes))?;
     remove_others(path, beside.as_deref());
     File::open(path).map(drop).map_err(io)
@@ -178,7 +180,12 @@ pub(crate) fn to_proto(
                         "parameter `{name}` has {wanted} elements, and {found} are given"
                     )));
                 }
-                let tensor = crate::Tensor::f32(ty.shape.dims(), data).cast(element_of(ty.dtype));
+                let tensor = crate::Tensor::f32(ty.shape.dims(), data);
+                let element = element_of(ty.dtype);
+                let tensor = match element == tensor.element() {
+                    true => tensor,
+                    false => tensor.cast(element),
+                };
                 writer.initializer(&name, ty, tensor.graph_bytes().map_err(Error::Input)?);
                 names.insert(id.into(), name);
             }

@@ -88,7 +88,8 @@ impl Dataset {
     /// # Errors
     ///
     /// [`DataError::ShortText`]; [`DataError::LabelOutOfRange`] for a token that is not below `vocab`, its row
-    /// its place in the text; [`DataError::Empty`] for a stride of 0; [`DataError::NoClasses`] for a `vocab` of 0 or beyond 2^24.
+    /// its place in the text; [`DataError::Empty`] for a stride of 0; [`DataError::NoClasses`] for a `vocab` of 0 or beyond 2^24;
+    /// [`DataError::OutOfMemory`].
     pub fn from_tokens(
         name: impl Into<String>,
         tokens: &[u32],
@@ -111,8 +112,17 @@ impl Dataset {
         }
         let examples = tokens.windows(rows + 1).step_by(stride);
         let labels = examples.clone().map(|example| example[rows]).collect();
-        let features = examples.flat_map(|example| &example[..rows]).map(|&token| token as f32);
-        let features = features.collect();
+        let mut features = Vec::new();
+        let count = examples.len();
+        let size = count.checked_mul(rows);
+        if size.is_none_or(|size| features.try_reserve_exact(size).is_err()) {
+            return Err(DataError::OutOfMemory {
+                name,
+                rows: count,
+                columns: rows,
+            });
+        }
+        features.extend(examples.flat_map(|example| &example[..rows]).map(|&token| token as f32));
         Dataset::new(name, features, vec![rows], labels, vocab)
     }
 
