@@ -24,7 +24,7 @@ pub struct RewriteConfig {
     pub enabled: bool,
     /// Whether elementwise calls are clustered into fused ones.
     pub cluster: bool,
-    /// Whether projections of few rows may take the rotation of their rows and the write into a cache along.
+    /// Whether projections of few rows (up to four) may take the rotation of their rows and the write into a cache along.
     pub projections: bool,
     /// Whether inference computes what depends on parameters, states and constants alone once for many steps (folded
     /// batch norms, transposed weights), not in each step. It takes memory for the results.

@@ -131,9 +131,9 @@ impl Operator for FusedCacheWrite {
             (whole(&[], 4, 9), 96, Projection::rotated(2, 8)),
             (whole(&[2], 1, 6), 32, Projection::rotated(3, 32)),
             (whole(&[2], 3, 7), k, Projection::rotated(heads, half)),
-            (paged(5, [2, 3]), 64, Projection::plain(24)),
-            (paged(16, [4, 8]), 40, Projection::rotated(1, 16)),
-            (paged(3, [3, 2]), k, Projection::rotated(heads, half)),
+            (paged(4, [1, 3]), 64, Projection::plain(24)),
+            (paged(3, [4, 8]), 40, Projection::rotated(1, 16)),
+            (paged(9, [3, 2]), k, Projection::rotated(heads, half)),
         ];
         // Rows of f16 have pairs of elements.
         let has_pairs = |projection: &Projection| projection.width.is_multiple_of(2);

@@ -1,6 +1,7 @@
 //! Every kernel of every operator's samples, without a device: that it is valid, and translates.
 
 mod coop;
+mod projections;
 
 use std::collections::HashSet;
 

@@ -34,6 +34,9 @@ const MIN_LANES: usize = 8;
 const MAX_TOGETHER: usize = 16;
 /// Terms of a row that it reads in any case.
 const TOGETHER: usize = 4;
+/// Most rows of a product whose epilogue reads other sums of the workgroup: cooperative matrices multiply more rows faster, by more than
+/// a launch for the epilogue takes.
+const MAX_SHARED_ROWS: usize = FEW_ROWS;
 /// Most elements of rows that are computed once, for all columns of a workgroup.
 const MAX_STAGED: usize = 3072;
 /// Terms of a part for each lane, at least: a launch that puts parts together takes longer than fewer terms.
@@ -80,7 +83,7 @@ pub(super) fn compile_shared(
     epilogue: impl FnOnce(&mut Emitter) -> Result<Epilogue, String>,
 ) -> Result<Launch, String> {
     let sizes = contraction.sizes();
-    if sizes.batch != 1 || sizes.m > MAX_ROWS || body.ty(id).numel() == 0 {
+    if sizes.batch != 1 || sizes.m > MAX_SHARED_ROWS || body.ty(id).numel() == 0 {
         return Err("the epilogue reads other elements of a product of many rows".into());
     }
     let vectors = Vectors::shared(contraction, cx, Shared { half });

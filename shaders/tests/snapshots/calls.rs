@@ -445,6 +445,17 @@ fn others() -> Vec<(&'static str, Call)> {
             Call::sample_with_half_cache("core.paged_cache_write").over(1),
         ),
         (
+            "fused-cache-write",
+            Call::sample_where("core.fused_cache_write", |sample| sample.label.contains("heads of 16")).over(0),
+        ),
+        (
+            "fused-paged-cache-write-f16",
+            Call::sample_where("core.fused_cache_write", |sample| {
+                sample.label.contains("heads of 32") && sample.label.ends_with("f16")
+            })
+            .over(0),
+        ),
+        (
             "cached-attention-f16",
             Call::sample_with_half_cache("core.cached_attention"),
         ),
