@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use super::{Faults, WRITERS, Writer, contents, copy, must, path, strings, text};
 use crate::meganeura;
 
-/// For each command, kind and mode, so many allocations give null; `MEGANEURA_ALLOCATION_FAULTS` is another number.
-const SAMPLED: usize = 2;
+/// For each command, kind and mode, so many allocations give null, one in each run; `MEGANEURA_ALLOCATION_FAULTS` is another number.
+const SAMPLED: usize = 1;
 /// Bytes from which on an allocation of our own code that fails has to be an error: such ones grow with models, batches and files.
 /// Those of options, of messages and of buffers of a fixed size are smaller.
 const LARGE: usize = 1 << 17;
@@ -163,13 +163,13 @@ impl Faults {
     }
 }
 
-/// So many of `count`, evenly.
-fn chosen(count: usize, samples: usize) -> Vec<usize> {
+/// So many of `count`, evenly, and others for each kind and mode.
+fn chosen(count: usize, samples: usize, kind: Kind, mode: &str) -> Vec<usize> {
+    const SHIFTS: usize = 7;
     let samples = samples.min(count);
-    let mut all: Vec<usize> = (0..samples).map(|i| 1 + (2 * i + 1) * count / (2 * samples)).collect();
-    all.iter_mut().for_each(|nth| *nth = (*nth).min(count));
-    all.dedup();
-    all
+    let shift = 1 + 2 * kind as usize + usize::from(mode == "all");
+    let nth = |i: usize| 1 + ((SHIFTS * i + shift) * count / (SHIFTS * samples)).min(count - 1);
+    (0..samples).map(nth).collect()
 }
 
 /// Faults of a command: how many were tried, and at how many an allocation gave null.
@@ -215,7 +215,7 @@ fn attack_writer(writer: &Writer) {
         let (new, after) = (contents(&place), contents(&work));
         assert!(old != new && !new.is_empty(), "{}", writer.name);
         for mode in MODES {
-            for nth in chosen(count, samples()) {
+            for nth in chosen(count, samples(), kind, mode) {
                 copy(&before, &work);
                 let run = faults.short_of_memory(&work, &args, kind, (mode, nth));
                 let what = format!("{}, {mode} from {nth} of {count}, {kind:?}", writer.name);
@@ -285,7 +285,7 @@ fn what_is_printed_is_complete_or_allocations_failed_with_an_error() {
         for kind in [Kind::All, Kind::Large] {
             let (count, undisturbed) = faults.count(work, &args, kind);
             for mode in MODES {
-                for nth in chosen(count, 2 * samples()) {
+                for nth in chosen(count, 2 * samples(), kind, mode) {
                     let run = faults.short_of_memory(work, &args, kind, (mode, nth));
                     let what = format!("{}, {mode} from {nth} of {count}, {kind:?}", args[0]);
                     let is_whole = shape(&run.out()) == shape(&undisturbed);
@@ -313,7 +313,7 @@ fn runs_go_on_after_allocations_fail() {
         let (count, out) = faults.count(&work, &args(&[]), kind);
         let undisturbed = super::end(&out);
         for mode in MODES {
-            for nth in chosen(count, samples()) {
+            for nth in chosen(count, samples(), kind, mode) {
                 copy(&root.path().join("nothing"), &work);
                 let run = faults.short_of_memory(&work, &args(&[]), kind, (mode, nth));
                 let what = format!("checkpoints, {mode} from {nth} of {count}, {kind:?}");
