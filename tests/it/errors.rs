@@ -157,7 +157,11 @@ fn results_that_the_host_has_no_memory_for_are_an_error() {
     let x = g.input("x", &[2]);
     let y = g.relu(x);
     g.set_outputs(vec![y]);
-    let (mut session, _) = build(&g, cpu()).expect("a small session");
+    let config = SessionConfig {
+        mode: Mode::Inference,
+        ..cpu()
+    };
+    let (mut session, _) = build(&g, config).expect("a small session");
     for len in [1 << 60, usize::MAX] {
         let error = session.try_read_output(len).expect_err("more than there is");
         assert!(matches!(error, Error::HostMemory { .. }), "{error}");
