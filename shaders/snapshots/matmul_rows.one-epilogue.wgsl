@@ -5,7 +5,7 @@ var<storage, read> b3: array<f32>;
 // Matrix product of few rows, as of a language model that makes one token after the other: every element of the matrix B is
 // read once, so that reading it is all that takes time.
 //
-// A workgroup has THREADS / LANES columns. The LANES threads of a column share its sum over K, TOGETHER terms at a time, so that
+// A workgroup has TILE columns. The LANES threads of a column share its sum over K, TOGETHER terms at a time, so that
 // all loads for them are in flight together; neighbouring threads read neighbours in memory. Rows that have to be computed are
 // computed once for all columns (STAGED). Where there are few columns, K is cut into PARTS (split-K).
 //
@@ -18,13 +18,15 @@ const K: u32 = 576u;
 // The schedule.
 const LANES: u32 = 32u;
 const STAGED: bool = false;
+const HALF: u32 = 0u;
 const THREADS: u32 = 256u;
-const COLUMNS: u32 = 8u;
+const TILE: u32 = 8u;
 const ACROSS: u32 = 120u;
 const LENGTH: u32 = 576u;
 const TOGETHER: u32 = 9u;
 var<workgroup> staged: array<f32, M * LENGTH>;
 var<workgroup> sums: array<f32, THREADS>;
+// all sums, where these are shared
 fn load_a(batch: u32, line: u32, k: u32) -> f32 {
     let v4 = b2[k];
     return v4;
@@ -54,11 +56,11 @@ fn finish(part: u32, i: u32, product: f32) {
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let group_number = group.x;
-    let first_column = group_number % ACROSS * COLUMNS;
+    let tile = group_number % ACROSS;
     let batch = group_number / ACROSS % BATCH;
     let part = group_number / (ACROSS * BATCH);
-    let slot = local / COLUMNS;
-    let column = min(first_column + local % COLUMNS, N - 1u);
+    let slot = local / TILE;
+    let column = min(column_of(tile, local % TILE), N - 1u);
     let end = min(part * LENGTH + LENGTH, K);
     var sum_0 = 0.0;
     var k = part * LENGTH + slot;
@@ -97,14 +99,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     }
     sums[local] = sum_0;
     workgroupBarrier();
-    if (local < COLUMNS) {
-        let own_column = first_column + local;
-        if (own_column < N) {
-            var sum = 0.0;
-            for (var lane = 0u; lane < LANES; lane += 1u) {
-                sum += sums[lane * COLUMNS + local];
-            }
-            finish(part, element_number(batch, 0u, own_column), sum);
+    if (local < TILE) {
+        var sum = 0.0;
+        for (var lane = 0u; lane < LANES; lane += 1u) {
+            sum += sums[lane * TILE + local];
+        }
+        if (column_of(tile, local) < N) {
+            finish(part, element_number(batch, 0u, column_of(tile, local)), sum);
         }
     }
 }
@@ -114,4 +115,15 @@ fn is_nan(x: f32) -> bool {
 fn relu_f32(x: f32) -> f32 {
     let positive = select(x, 0.0, x < 0.0);
     return select(positive, x, is_nan(x));
+}
+// The columns of a workgroup, for matmuls of few rows whose epilogues may read other sums than the one at hand. A kernel that calls
+// these declares N, TILE, the columns of a workgroup, HALF, the columns between the two of a pair that is rotated, or 0, and
+// `products` in memory of the workgroup: all its sums, row by row.
+// A column by its number in the workgroup. Of columns that are rotated, the first ones of pairs come before the second ones.
+fn column_of(tile: u32, number: u32) -> u32 {
+    const PAIRS: u32 = TILE / 2u;
+    const SOME_HALF: u32 = max(HALF, 1u);
+    let pair = tile * PAIRS + number % PAIRS;
+    let rotated = pair / SOME_HALF * (2u * HALF) + number / PAIRS * HALF + pair % SOME_HALF;
+    return select(tile * TILE + number, rotated, HALF > 0u);
 }

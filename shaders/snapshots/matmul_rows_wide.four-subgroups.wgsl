@@ -19,7 +19,9 @@ const COLUMNS: u32 = 2u;
 const UNIT: u32 = 1u;
 const THREADS: u32 = 256u;
 const LANES: u32 = 32u;
+const HALF: u32 = 0u;
 const GROUPS: u32 = 8u;
+const TILE: u32 = 16u;
 const ACROSS: u32 = 256u;
 const WIDTH: u32 = 144u;
 const UNITS: u32 = 144u;
@@ -36,21 +38,13 @@ fn load_b(batch: u32, line: u32, k: u32) -> Unit {
     return b1[(line * 576u + v1) / 4u];
 }
 // A vector of a unit.
-fn expand_b(unit: Unit, number: u32) -> vec4<f32> {
-    return unit;
-}
+fn expand_b(unit: Unit, number: u32) -> vec4<f32> { return unit; }
 // The number in its line of a vector of the unit `k`.
-fn vector_of(k: u32, number: u32) -> u32 {
-    return k * UNIT + number;
-}
+fn vector_of(k: u32, number: u32) -> u32 { return k * UNIT + number; }
 // A sum and four terms more.
-fn add_terms(sum: f32, x: vec4<f32>, y: vec4<f32>) -> f32 {
-    return fma(x.w, y.w, fma(x.z, y.z, fma(x.y, y.y, fma(x.x, y.x, sum))));
-}
+fn add_terms(sum: f32, x: vec4<f32>, y: vec4<f32>) -> f32 { return fma(x.w, y.w, fma(x.z, y.z, fma(x.y, y.y, fma(x.x, y.x, sum)))); }
 // The number of an element of the result.
-fn element_number(batch: u32, row: u32, column: u32) -> u32 {
-    return (batch * M + row) * N + column;
-}
+fn element_number(batch: u32, row: u32, column: u32) -> u32 { return (batch * M + row) * N + column; }
 // What becomes of a sum, or of a part of one.
 fn finish(part: u32, i: u32, product: f32) {
     b0[i] = product;
@@ -60,15 +54,15 @@ fn await_earlier_launches() {}
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let group_number = group.x;
-    let first_column = group_number % ACROSS * (COLUMNS * GROUPS);
+    let tile = group_number % ACROSS;
     let batch = group_number / ACROSS % BATCH;
     let part = group_number / (ACROSS * BATCH);
     let slot = local % LANES;
     let first_vector = part * WIDTH;
     let first_unit = part * UNITS;
     let end = min(first_unit + UNITS, K / (4u * UNIT));
-    let column_0 = min(first_column + 0u * GROUPS + local / LANES, N - 1u);
-    let column_1 = min(first_column + 1u * GROUPS + local / LANES, N - 1u);
+    let column_0 = min(column_of(tile, 0u * GROUPS + local / LANES), N - 1u);
+    let column_1 = min(column_of(tile, 1u * GROUPS + local / LANES), N - 1u);
     var sum_0 = 0.0;
     var sum_1 = 0.0;
     var sum_2 = 0.0;
@@ -212,8 +206,19 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     own_sum = select(own_sum, all_5, slot == 5u);
     own_sum = select(own_sum, all_6, slot == 6u);
     own_sum = select(own_sum, all_7, slot == 7u);
-    let own_column = first_column + slot % COLUMNS * GROUPS + local / LANES;
-    if (slot < SUMS && own_column < N) {
-        finish(part, element_number(batch, slot / COLUMNS, own_column), own_sum);
+    let own_number = slot % COLUMNS * GROUPS + local / LANES;
+    if (slot < SUMS && column_of(tile, own_number) < N) {
+        finish(part, element_number(batch, slot / COLUMNS, column_of(tile, own_number)), own_sum);
     }
+}
+// The columns of a workgroup, for matmuls of few rows whose epilogues may read other sums than the one at hand. A kernel that calls
+// these declares N, TILE, the columns of a workgroup, HALF, the columns between the two of a pair that is rotated, or 0, and
+// `products` in memory of the workgroup: all its sums, row by row.
+// A column by its number in the workgroup. Of columns that are rotated, the first ones of pairs come before the second ones.
+fn column_of(tile: u32, number: u32) -> u32 {
+    const PAIRS: u32 = TILE / 2u;
+    const SOME_HALF: u32 = max(HALF, 1u);
+    let pair = tile * PAIRS + number % PAIRS;
+    let rotated = pair / SOME_HALF * (2u * HALF) + number / PAIRS * HALF + pair % SOME_HALF;
+    return select(tile * TILE + number, rotated, HALF > 0u);
 }

@@ -20,9 +20,11 @@ const UNIT: u32 = 1u;
 const TOGETHER: u32 = 1u;
 const THREADS: u32 = 256u;
 const LANES: u32 = 32u;
+const HALF: u32 = 0u;
 const ADDERS: u32 = 8u;
 const LAST_ADDERS: u32 = 8u;
 const GROUPS: u32 = 8u;
+const TILE: u32 = 8u;
 const ACROSS: u32 = 120u;
 const WIDTH: u32 = 144u;
 const UNITS: u32 = 144u;
@@ -31,6 +33,7 @@ const LAST: u32 = 1u;
 const STRIDE: u32 = 33u;
 alias Unit = vec4<f32>;
 var<workgroup> sums: array<f32, TOGETHER * GROUPS * STRIDE>;
+// all sums, where these are shared
 var<workgroup> few: array<f32, GROUPS * max(TOGETHER * ADDERS, LAST * LAST_ADDERS)>;
 // The vector `k` of a row.
 fn load_a(batch: u32, line: u32, k: u32) -> vec4<f32> {
@@ -43,21 +46,13 @@ fn load_b(batch: u32, line: u32, k: u32) -> Unit {
     return f16_to_f32x4(b1[(line * 576u + v1) / 4u]);
 }
 // A vector of a unit.
-fn expand_b(unit: Unit, number: u32) -> vec4<f32> {
-    return unit;
-}
+fn expand_b(unit: Unit, number: u32) -> vec4<f32> { return unit; }
 // The number in its line of a vector of the unit `k`.
-fn vector_of(k: u32, number: u32) -> u32 {
-    return k * UNIT + number;
-}
+fn vector_of(k: u32, number: u32) -> u32 { return k * UNIT + number; }
 // A sum and four terms more.
-fn add_terms(sum: f32, x: vec4<f32>, y: vec4<f32>) -> f32 {
-    return fma(x.w, y.w, fma(x.z, y.z, fma(x.y, y.y, fma(x.x, y.x, sum))));
-}
+fn add_terms(sum: f32, x: vec4<f32>, y: vec4<f32>) -> f32 { return fma(x.w, y.w, fma(x.z, y.z, fma(x.y, y.y, fma(x.x, y.x, sum)))); }
 // The number of an element of the result.
-fn element_number(batch: u32, row: u32, column: u32) -> u32 {
-    return (batch * M + row) * N + column;
-}
+fn element_number(batch: u32, row: u32, column: u32) -> u32 { return (batch * M + row) * N + column; }
 // What becomes of a sum, or of a part of one.
 fn finish(part: u32, i: u32, product: f32) {
     b0[i] = product;
@@ -74,14 +69,14 @@ fn await_earlier_launches() {}
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
     let group_number = group.x;
-    let first_column = group_number % ACROSS * (COLUMNS * GROUPS);
+    let tile = group_number % ACROSS;
     let batch = group_number / ACROSS % BATCH;
     let part = group_number / (ACROSS * BATCH);
     let slot = local % LANES;
     let first_vector = part * WIDTH;
     let first_unit = part * UNITS;
     let end = min(first_unit + UNITS, K / (4u * UNIT));
-    let column_0 = min(first_column + 0u * GROUPS + local / LANES, N - 1u);
+    let column_0 = min(column_of(tile, 0u * GROUPS + local / LANES), N - 1u);
     var sum_0 = 0.0;
     // What comes before needs none of the matrix, which is loaded meanwhile.
     let k = first_unit + slot;
@@ -126,10 +121,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         workgroupBarrier();
         if (local < min(TOGETHER, SUMS - 0u * TOGETHER) * GROUPS) {
             let own = 0u * TOGETHER + local / GROUPS;
-            let own_column = first_column + own % COLUMNS * GROUPS + local % GROUPS;
-            if (own_column < N) {
-                let sum = add_last_few(local);
-                finish(part, element_number(batch, own / COLUMNS, own_column), sum);
+            let own_number = own % COLUMNS * GROUPS + local % GROUPS;
+            let sum = add_last_few(local);
+            if (column_of(tile, own_number) < N) {
+                finish(part, element_number(batch, own / COLUMNS, column_of(tile, own_number)), sum);
             }
         }
     }
@@ -143,4 +138,15 @@ fn f16_to_f32x4(pairs: vec2<u32>) -> vec4<f32> {
     let finite = select(shifted + vec4<u32>(0x38000000u), tiny, magnitudes < vec4<u32>(0x400u));
     let words = select(finite, shifted | vec4<u32>(0x7f800000u), magnitudes >= vec4<u32>(0x7c00u));
     return bitcast<vec4<f32>>(words | ((halves & vec4<u32>(0x8000u)) << vec4<u32>(16u)));
+}
+// The columns of a workgroup, for matmuls of few rows whose epilogues may read other sums than the one at hand. A kernel that calls
+// these declares N, TILE, the columns of a workgroup, HALF, the columns between the two of a pair that is rotated, or 0, and
+// `products` in memory of the workgroup: all its sums, row by row.
+// A column by its number in the workgroup. Of columns that are rotated, the first ones of pairs come before the second ones.
+fn column_of(tile: u32, number: u32) -> u32 {
+    const PAIRS: u32 = TILE / 2u;
+    const SOME_HALF: u32 = max(HALF, 1u);
+    let pair = tile * PAIRS + number % PAIRS;
+    let rotated = pair / SOME_HALF * (2u * HALF) + number / PAIRS * HALF + pair % SOME_HALF;
+    return select(tile * TILE + number, rotated, HALF > 0u);
 }

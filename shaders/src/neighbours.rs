@@ -4,8 +4,7 @@ use meganeura_core::backend::KernelDesc;
 use meganeura_core::ops::Fusing;
 use meganeura_core::program::Slot;
 
-/// Operators each of whose elements depends on that half a head away as well.
-const ROTATIONS: [&str; 2] = ["core.rope", "core.rope_dynamic_offset"];
+use super::roles::is_rotation;
 
 /// Columns between the two of a pair that is rotated after the contraction of a program; `None` where none is rotated.
 ///
@@ -29,7 +28,7 @@ pub(super) fn rotated_half(kernel: &KernelDesc) -> Result<Option<usize>, String>
             elements.push((kind == Fusing::Contraction).then(|| types[0].numel()));
             continue;
         };
-        if ROTATIONS.contains(&step.op.name()) {
+        if is_rotation(step.op.name()) {
             let found = step.attrs.size("head_dim")? / 2;
             // The angle depends on the position alone, not on the product.
             others |= half.replace(found).is_some_and(|other| other != found);

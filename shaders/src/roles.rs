@@ -54,6 +54,11 @@ pub(super) fn is_matmul(name: &str) -> bool {
     name == "core.matmul"
 }
 
+/// Whether each element of an operator's result depends on that half a head away as well.
+pub(super) fn is_rotation(name: &str) -> bool {
+    matches!(name, "core.rope" | "core.rope_dynamic_offset")
+}
+
 /// Whether an operator expands packed numbers.
 fn is_packed(name: &str) -> bool {
     name == "core.dequantize"

@@ -246,7 +246,9 @@ fn sample(dtype: DType, written: &Written, k: usize, projection: &Projection, no
         if norm { "after a norm, " } else { "" },
         projection.head_dim.unwrap_or(0),
     );
-    let label = format!("{norm}{rows:?} times [{width}, {k}], rotated in heads of {turned}, into {cache:?}, {dtype}");
+    let place = if is_paged { "blocks" } else { "a cache" };
+    let label =
+        format!("{norm}{rows:?} times [{width}, {k}], rotated in heads of {turned}, into {place} {cache:?}, {dtype}");
     let attrs = Attrs::new().with("program", program).with("paged", is_paged);
     Some(Sample::new(label, inputs, attrs).written_to_cache(dtype))
 }

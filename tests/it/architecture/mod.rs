@@ -210,6 +210,7 @@ const CORE_LAYERS: &[&[&str]] = &[
         "quantization",
         "loss_scaling",
         "precision",
+        "host_memory",
     ],
     &["init"],
     &["attrs", "graph", "program", "ops", "reference", "rule_set"],
