@@ -19,7 +19,7 @@ const PARTS: u32 = 1u;
 const STAGED: bool = false;
 const MAX_TOGETHER: u32 = 16u; // terms of all rows, unless a row alone has MIN_TOGETHER
 const MIN_TOGETHER: u32 = 4u;
-const SHARED_SUMS: bool = false; // whether what becomes of a sum reads other sums of the workgroup
+const SHARED_SUMS: bool = false; // whether what becomes of a sum reads others of the workgroup, which are kept in `products`
 const HALF: u32 = 0u; // columns between the two of a pair that is rotated, or 0: both are in one workgroup
 const THREADS: u32 = 256u;
 
@@ -40,7 +40,7 @@ var<storage, read_write> out: array<f32>;
 
 var<workgroup> staged: array<f32, M * LENGTH>;
 var<workgroup> sums: array<f32, THREADS>;
-var<workgroup> products: array<f32, M * TILE>; // all sums, where these are shared
+var<workgroup> products: array<f32, M * TILE>;
 
 fn load_a(batch: u32, line: u32, k: u32) -> f32 {
     return a[(batch * M + line) * K + k];

@@ -24,7 +24,7 @@ const ROUNDS: u32 = 1u; // loads of a thread come in so many rounds, of about th
 const TOGETHER: u32 = 1u; // sums of a thread that are in shared memory together
 const THREADS: u32 = 256u;
 const LANES: u32 = 32u;
-const SHARED_SUMS: bool = false; // whether what becomes of a sum reads other sums of the workgroup
+const SHARED_SUMS: bool = false; // whether what becomes of a sum reads others of the workgroup, which are kept in `products`
 const HALF: u32 = 0u; // columns between the two of a pair that is rotated, or 0: both are in one workgroup
 const SOME_ROWS: u32 = 4u; // rows from which on vectors beyond the end are left out by branches, behind which loads wait
 const ADDERS: u32 = 8u; // threads that add up the sums of a column
@@ -56,7 +56,7 @@ var<storage, read_write> out: array<f32>;
 
 var<workgroup> staged: array<vec4<f32>, STAGED_VECTORS>;
 var<workgroup> sums: array<f32, TOGETHER * GROUPS * STRIDE>;
-var<workgroup> products: array<f32, M * TILE>; // all sums, where these are shared
+var<workgroup> products: array<f32, M * TILE>;
 var<workgroup> few: array<f32, GROUPS * max(TOGETHER * ADDERS, LAST * LAST_ADDERS)>;
 
 // The vector `k` of a row.

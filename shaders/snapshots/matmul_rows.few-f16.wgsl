@@ -25,7 +25,6 @@ const LENGTH: u32 = 1101u;
 const TOGETHER: u32 = 4u;
 var<workgroup> staged: array<f32, M * LENGTH>;
 var<workgroup> sums: array<f32, THREADS>;
-// all sums, where these are shared
 fn load_a(batch: u32, line: u32, k: u32) -> f32 {
     let v1 = f16_to_f32((b1[(line * 1101u + k) >> 1u] >> (((line * 1101u + k) & 1u) * 16u)) & 0xffffu);
     return v1;

@@ -25,7 +25,6 @@ const LENGTH: u32 = 576u;
 const TOGETHER: u32 = 9u;
 var<workgroup> staged: array<f32, M * LENGTH>;
 var<workgroup> sums: array<f32, THREADS>;
-// all sums, where these are shared
 fn load_a(batch: u32, line: u32, k: u32) -> f32 {
     let v1 = b1[k];
     let v2 = silu_f32(v1);

@@ -39,7 +39,6 @@ const STRIDE: u32 = 33u;
 alias Unit = vec4<f32>;
 var<workgroup> sums: array<f32, TOGETHER * GROUPS * STRIDE>;
 var<workgroup> products: array<f32, M * TILE>;
-// all sums, where these are shared
 var<workgroup> few: array<f32, GROUPS * max(TOGETHER * ADDERS, LAST * LAST_ADDERS)>;
 // The vector `k` of a row.
 fn load_a(batch: u32, line: u32, k: u32) -> vec4<f32> {

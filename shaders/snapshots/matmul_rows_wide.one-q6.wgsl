@@ -34,7 +34,6 @@ const LAST: u32 = 1u;
 const STRIDE: u32 = 33u;
 alias Unit = vec4<u32>;
 var<workgroup> sums: array<f32, TOGETHER * GROUPS * STRIDE>;
-// all sums, where these are shared
 var<workgroup> few: array<f32, GROUPS * max(TOGETHER * ADDERS, LAST * LAST_ADDERS)>;
 // The vector `k` of a row.
 fn load_a(batch: u32, line: u32, k: u32) -> vec4<f32> {

@@ -35,7 +35,6 @@ const STAGED_VECTORS: u32 = 144u;
 alias Unit = vec4<f32>;
 var<workgroup> staged: array<vec4<f32>, STAGED_VECTORS>;
 var<workgroup> sums: array<f32, TOGETHER * GROUPS * STRIDE>;
-// all sums, where these are shared
 var<workgroup> few: array<f32, GROUPS * max(TOGETHER * ADDERS, LAST * LAST_ADDERS)>;
 // The unit `k` of a column.
 fn load_b(batch: u32, line: u32, k: u32) -> Unit {

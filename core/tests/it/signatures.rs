@@ -7,7 +7,7 @@ use meganeura_core::ops::document;
 use meganeura_core::registry;
 
 /// Operators that only rules, derivatives and optimizers make.
-const WITHOUT: [&str; 34] = [
+const WITHOUT: [&str; 35] = [
     "core.add_layer_norm",
     "core.add_rms_norm",
     "core.attention_grad",
@@ -22,6 +22,7 @@ const WITHOUT: [&str; 34] = [
     "core.cross_entropy_ids_grad",
     "core.expert_matmul_weight_grad",
     "core.fused",
+    "core.fused_cache_write",
     "core.geglu_grad",
     "core.group_norm_grad",
     "core.group_norm_silu",

@@ -47,18 +47,18 @@ fn samples_are_written_by_the_kernel_that_multiplies() {
                 );
                 counts[usize::from(sample.label.contains("f16"))] += 1;
             }
-            // Several rows have a norm of their own, and small heads are no columns of one workgroup.
+            // There are more than four rows, small heads are no columns of one workgroup, and several rows have a norm of their own.
             Err(what) => {
-                let small = what.contains("than those of one workgroup");
+                let other = what.starts_with("the epilogue reads other elements of a product");
                 assert!(
-                    small || sample.label.starts_with("after a norm"),
+                    other || sample.label.starts_with("after a norm"),
                     "{}: {what}",
                     sample.label
                 );
             }
         }
     }
-    assert!(counts.iter().all(|&count| count >= 6), "{counts:?}");
+    assert!(counts.iter().all(|&count| count >= 5), "{counts:?}");
 }
 
 #[test]
@@ -70,15 +70,15 @@ fn heads_are_rotated_in_the_epilogue_where_a_workgroup_has_their_pairs() {
         assert!(launches[0].source.contains("product_at"), "{}", launches[0].source);
         validated("rotated", &launches[0], Capabilities::empty());
     }
-    // A workgroup has at least eight columns. The product and its rotation are two kernels then.
-    assert_eq!(rotated(12, 6).map_or(0, |launches| launches.len()), 2);
+    // A workgroup has at least eight columns.
+    assert!(rotated(12, 6).is_err());
 }
 
 #[test]
 fn what_reads_further_elements_is_not_mistaken_for_a_rotation() {
     let first = ("core.rope", rotation(16), &[Slot::Step(0)][..]);
     let in_one = |after: &[(&str, Attrs, &[Slot])]| projected(64, after).is_ok_and(|launches| launches.len() == 1);
-    assert!(in_one(&[first.clone()]));
+    assert!(in_one(std::slice::from_ref(&first)));
     assert!(in_one(&[first.clone(), ("core.relu", Attrs::new(), &[Slot::Step(1)])]));
     let other = ("core.rope", rotation(32), &[Slot::Step(1)][..]);
     assert!(!in_one(&[first.clone(), other]), "heads of two sizes");
