@@ -196,8 +196,15 @@ impl Finder<'_> {
         self.checked(id, FUSED, Attrs::new().with("program", program), draft)
     }
 
-    /// The contraction that computes a value for one call alone, through reshapes, with what it has taken along already.
+    /// The contraction that computes a value for one call alone, through reshapes, with what it has taken along already. It is computed
+    /// where that call stands, so that it reads nothing that a write may have changed by then.
     fn projection(&self, value: Value, user: NodeId) -> Option<Draft> {
+        let draft = self.draft(value, user)?;
+        let is_stable = |&value: &Value| !self.written.contains(&data(self.graph, value));
+        draft.operands.iter().all(is_stable).then_some(draft)
+    }
+
+    fn draft(&self, value: Value, user: NodeId) -> Option<Draft> {
         let id = value.node;
         let node = &self.graph.nodes()[id.index()];
         let (op, attrs) = node.op()?;
@@ -211,7 +218,7 @@ impl Finder<'_> {
             return Some(draft);
         }
         if op.alias() == Some(0) {
-            let mut draft = self.projection(node.inputs[0], id)?;
+            let mut draft = self.draft(node.inputs[0], id)?;
             let last = Slot::Step(draft.steps.len() as u32 - 1);
             draft.push(op, attrs.clone(), vec![last]);
             draft.members.push(id);
@@ -245,12 +252,6 @@ impl Finder<'_> {
     /// The call, if the device has a kernel for it which is no more expensive than those of the calls that it stands for.
     fn checked(&self, id: NodeId, op: OpRef, attrs: Attrs, draft: Draft) -> Option<Plan> {
         let outputs = &self.graph.nodes()[id.index()].outputs;
-        // The program would read later what a write may change meanwhile.
-        let own = &self.graph.nodes()[id.index()].inputs;
-        let is_stable = |value: &&Value| own.contains(value) || !self.written.contains(&data(self.graph, **value));
-        if !draft.operands.iter().all(|value| is_stable(&value)) {
-            return None;
-        }
         let inputs: Vec<TensorType> = draft
             .operands
             .iter()

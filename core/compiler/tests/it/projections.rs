@@ -187,6 +187,13 @@ fn they_stay_apart_where_they_must() {
     let one = written(&mut b, negated);
     b.graph.set_outputs(vec![one]);
     assert_eq!(writes(&b, &Gpu), 0);
+    // The program would read what it writes.
+    let mut b = Block::new(&[1]);
+    let cache = b.graph.parameter("cache", &[6, 6]);
+    let rows = b.graph.matmul_bt(b.x, cache);
+    let one = b.graph.cache_write(rows, cache, b.position);
+    b.graph.set_outputs(vec![one]);
+    assert_eq!(writes(&b, &Gpu), 0);
     // The weight changes in the same step.
     let mut b = Block::new(&[2, 1]);
     let k = b.projection("k");
