@@ -138,9 +138,8 @@ pub(crate) fn widen(op: OpRef, desc: &KernelDesc) -> Result<Option<(Graph, Vec<V
     }
     graph.set_outputs(results.clone());
     // A program that converts some operands itself is not one of `f32` alone; its calls are, each for itself.
-    if graph.verify().is_err() && op.semantics().decomposition().is_some() {
-        return Ok(None);
+    match graph.verify() {
+        Err(_) if op.semantics().decomposition().is_some() => Ok(None),
+        verified => verified.map(|()| Some((graph, results))),
     }
-    graph.verify()?;
-    Ok(Some((graph, results)))
 }

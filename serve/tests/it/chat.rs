@@ -62,8 +62,8 @@ fn probabilities_of_tokens() {
     }
 }
 
-/// A small model whose chat template shows tools, in a folder of its own.
-fn with_tools() -> tempfile::TempDir {
+/// A small model without a chat template, in a folder of its own.
+fn without_template() -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     for file in [
         "config.json",
@@ -73,6 +73,12 @@ fn with_tools() -> tempfile::TempDir {
     ] {
         std::fs::copy(model("llama").join(file), folder.path().join(file)).expect("copied");
     }
+    folder
+}
+
+/// A small model whose chat template shows tools, in a folder of its own.
+fn with_tools() -> tempfile::TempDir {
+    let folder = without_template();
     let config = std::fs::read_to_string(model("llama").join("config.json")).expect("a configuration");
     // Descriptions of tools are long; positions are no weights.
     let longer = config.replace("\"max_position_embeddings\": 128", "\"max_position_embeddings\": 2048");
@@ -179,15 +185,7 @@ fn messages_that_make_no_sense_are_named() {
 
 #[test]
 fn a_model_without_a_template_has_completions_only() {
-    let folder = tempfile::tempdir().expect("a folder");
-    for file in [
-        "config.json",
-        "model.safetensors",
-        "tokenizer.json",
-        "generation_config.json",
-    ] {
-        std::fs::copy(model("llama").join(file), folder.path().join(file)).expect("copied");
-    }
+    let folder = without_template();
     let mut options = options();
     options.model = folder.path().to_owned();
     options.name = Some("own/name".into());

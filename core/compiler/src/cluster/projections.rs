@@ -7,16 +7,13 @@ use std::collections::{HashMap, HashSet};
 
 use super::Cluster;
 use crate::rewrite::clean::clean_with_places;
-use crate::rewrite::join::data;
+use crate::rewrite::join::{Planned, data};
 use crate::rewrite::{Pass, Target};
 use meganeura_core::attrs::Attrs;
-use meganeura_core::cost::call_cost;
 use meganeura_core::error::Result;
 use meganeura_core::graph::{Graph, NodeId, NodeKind, Uses, Value};
-use meganeura_core::kernel::KernelDesc;
-use meganeura_core::ops::{Call, FUSED, Fusing, OpRef};
+use meganeura_core::ops::{FUSED, Fusing, OpRef};
 use meganeura_core::program::{Program, Slot, Step};
-use meganeura_core::shape::TensorType;
 
 /// A graph whose projections took something along.
 pub(crate) struct Joined {
@@ -75,9 +72,9 @@ impl Draft {
 
 /// A call in place of others.
 struct Plan {
-    op: OpRef,
-    attrs: Attrs,
-    draft: Draft,
+    call: Planned,
+    /// Calls of the graph that it stands for, beside the one whose place it takes.
+    members: Vec<NodeId>,
     saving_ps: u64,
 }
 
@@ -120,18 +117,15 @@ pub(crate) fn join_projections(graph: &Graph, target: &dyn Target, pass: Pass) -
         }
     }
     let mut plans = finder.plans;
-    let taken: Vec<NodeId> = plans.values().flat_map(|plan| plan.draft.members.clone()).collect();
+    let taken: Vec<NodeId> = plans.values().flat_map(|plan| plan.members.clone()).collect();
     plans.retain(|id, _| !taken.contains(id));
     if plans.is_empty() {
         return Ok(None);
     }
     let mut out = graph.clone();
     for (&id, plan) in &plans {
-        let kind = NodeKind::Op {
-            op: plan.op,
-            attrs: plan.attrs.clone(),
-        };
-        out.replace_call(id, kind, plan.draft.operands.clone());
+        let Planned { op, attrs, inputs } = plan.call.clone();
+        out.replace_call(id, NodeKind::Op { op, attrs }, inputs);
     }
     let (out, _, _, places) = clean_with_places(&out)?;
     let place = |id: NodeId| places[id.index()];
@@ -143,12 +137,13 @@ pub(crate) fn join_projections(graph: &Graph, target: &dyn Target, pass: Pass) -
         let (plan, Some(node)) = (&plans[id], place(*id)) else {
             continue;
         };
-        moved.extend(plan.draft.members.iter().map(|&member| (member, node)));
+        moved.extend(plan.members.iter().map(|&member| (member, node)));
         clusters.push(Cluster {
             node,
             label: out.label(node).0,
-            calls: plan.draft.members.len() + 1,
+            calls: plan.members.len() + 1,
             program: plan
+                .call
                 .attrs
                 .program("program")
                 .map(ToString::to_string)
@@ -206,27 +201,24 @@ impl Finder<'_> {
 
     fn draft(&self, value: Value, user: NodeId) -> Option<Draft> {
         let id = value.node;
-        let node = &self.graph.nodes()[id.index()];
-        let (op, attrs) = node.op()?;
+        let (Planned { op, attrs, inputs }, mut members) = match self.plans.get(&id) {
+            Some(plan) => (plan.call.clone(), plan.members.clone()),
+            None => (Planned::of(self.graph, id)?, Vec::new()),
+        };
+        members.push(id);
         let is_private = self.uses.is_private(id) && value.port == 0;
         if !is_private || self.invariant[id.index()] != self.invariant[user.index()] || !op.writes().is_empty() {
             return None;
         }
-        if let Some(plan) = self.plans.get(&id) {
-            let mut draft = plan.draft.clone();
-            draft.members.push(id);
-            return Some(draft);
-        }
         if op.alias() == Some(0) {
-            let mut draft = self.draft(node.inputs[0], id)?;
+            let mut draft = self.draft(inputs[0], id)?;
             let last = Slot::Step(draft.steps.len() as u32 - 1);
-            draft.push(op, attrs.clone(), vec![last]);
+            draft.push(op, attrs, vec![last]);
             draft.members.push(id);
             return Some(draft);
         }
         let mut draft = Draft {
-            operands: node.inputs.clone(),
-            members: vec![id],
+            members,
             ..Draft::default()
         };
         match attrs.program("program").ok().filter(|_| op == FUSED) {
@@ -237,12 +229,12 @@ impl Finder<'_> {
                     .iter()
                     .any(|step| step.op.fusing() == Fusing::Contraction);
                 draft.steps = program.steps().to_vec();
+                draft.operands = inputs;
                 (ends && is_projection).then_some(draft)
             }
             None if op.fusing() == Fusing::Contraction => {
-                draft.operands.clear();
-                let inputs = node.inputs.iter().map(|&v| draft.operand(v)).collect();
-                draft.push(op, attrs.clone(), inputs);
+                let inputs = inputs.into_iter().map(|v| draft.operand(v)).collect();
+                draft.push(op, attrs, inputs);
                 Some(draft)
             }
             None => None,
@@ -251,61 +243,24 @@ impl Finder<'_> {
 
     /// The call, if the device has a kernel for it which is no more expensive than those of the calls that it stands for.
     fn checked(&self, id: NodeId, op: OpRef, attrs: Attrs, draft: Draft) -> Option<Plan> {
-        let outputs = &self.graph.nodes()[id.index()].outputs;
-        let inputs: Vec<TensorType> = draft
-            .operands
-            .iter()
-            .filter_map(|&v| self.graph.ty(v).cloned())
-            .collect();
-        let kernel = KernelDesc {
-            name: op.get().name(),
-            version: op.version(),
-            attrs: &attrs,
-            inputs: &inputs,
-            outputs,
-        };
-        let fits = op.infer(&Call {
-            outputs: &[],
-            ..kernel.call()
-        });
-        if !fits.is_ok_and(|types| types == *outputs) || self.target.launches(&kernel)? > self.launches(id)? {
-            return None;
-        }
-        let before = draft.members.iter().chain([&id]);
-        let before = before.map(|&member| self.cost(member)).fold(0, u64::saturating_add);
-        let saving_ps = before.checked_sub(call_cost(self.target, op, &kernel.call()))?;
-        Some(Plan {
+        let (graph, target) = (self.graph, self.target);
+        let outputs = |id: NodeId| &*graph.nodes()[id.index()].outputs;
+        let call = Planned {
             op,
             attrs,
-            draft,
-            saving_ps,
+            inputs: draft.operands,
+        };
+        let own = Planned::of(graph, id)?;
+        if call.launches(graph, outputs(id), target)? > own.launches(graph, outputs(id), target)? {
+            return None;
+        }
+        let calls = draft.members.iter().chain([&id]);
+        let costs = calls.filter_map(|&id| Some(Planned::of(graph, id)?.cost(graph, outputs(id), target)));
+        let before = costs.fold(0, u64::saturating_add);
+        Some(Plan {
+            saving_ps: before.checked_sub(call.cost(graph, outputs(id), target))?,
+            call,
+            members: draft.members,
         })
-    }
-
-    /// Launches of a call.
-    fn launches(&self, id: NodeId) -> Option<u32> {
-        self.described(id, |_, kernel| self.target.launches(kernel))?
-    }
-
-    /// The price of a call.
-    fn cost(&self, id: NodeId) -> u64 {
-        let cost = self.described(id, |op, kernel| call_cost(self.target, op, &kernel.call()));
-        cost.unwrap_or(0)
-    }
-
-    fn described<T>(&self, id: NodeId, found: impl FnOnce(OpRef, &KernelDesc) -> T) -> Option<T> {
-        let node = &self.graph.nodes()[id.index()];
-        let (op, attrs) = node.op()?;
-        let inputs: Vec<TensorType> = node.inputs.iter().filter_map(|&v| self.graph.ty(v).cloned()).collect();
-        Some(found(
-            op,
-            &KernelDesc {
-                name: op.get().name(),
-                version: op.version(),
-                attrs,
-                inputs: &inputs,
-                outputs: &node.outputs,
-            },
-        ))
     }
 }

@@ -19,14 +19,15 @@ use meganeura_core::shape::TensorType;
 const RULE_SET: &str = "joins";
 
 /// A call as it is, or is to be.
-struct Planned {
-    op: OpRef,
-    attrs: Attrs,
-    inputs: Vec<Value>,
+#[derive(Clone)]
+pub(crate) struct Planned {
+    pub(crate) op: OpRef,
+    pub(crate) attrs: Attrs,
+    pub(crate) inputs: Vec<Value>,
 }
 
 impl Planned {
-    fn of(graph: &Graph, id: NodeId) -> Option<Self> {
+    pub(crate) fn of(graph: &Graph, id: NodeId) -> Option<Self> {
         let node = &graph.nodes()[id.index()];
         let (op, attrs) = node.op()?;
         Some(Planned {
@@ -41,7 +42,7 @@ impl Planned {
     }
 
     /// Its price on a device; that of a decomposition where there is no kernel.
-    fn cost(&self, graph: &Graph, outputs: &[TensorType], target: &dyn Target) -> u64 {
+    pub(crate) fn cost(&self, graph: &Graph, outputs: &[TensorType], target: &dyn Target) -> u64 {
         let call = Call {
             attrs: &self.attrs,
             inputs: &self.types(graph),
@@ -50,8 +51,8 @@ impl Planned {
         call_cost(target, self.op, &call)
     }
 
-    /// Whether its types fit, with these results, and the device has a kernel for it.
-    fn has_kernel(&self, graph: &Graph, outputs: &[TensorType], target: &dyn Target) -> bool {
+    /// Launches of the device's kernel for it; `None` where there is none, or its types do not fit, with these results.
+    pub(crate) fn launches(&self, graph: &Graph, outputs: &[TensorType], target: &dyn Target) -> Option<u32> {
         let inputs = self.types(graph);
         let fits = self.op.infer(&Call {
             attrs: &self.attrs,
@@ -65,7 +66,9 @@ impl Planned {
             inputs: &inputs,
             outputs,
         };
-        fits.is_ok_and(|types| types == outputs) && target.launches(&kernel).is_some()
+        fits.is_ok_and(|types| types == outputs)
+            .then(|| target.launches(&kernel))
+            .flatten()
     }
 }
 
@@ -147,9 +150,7 @@ fn pair(graph: &Graph, id: NodeId, uses: &Uses, target: &dyn Target) -> Option<(
         attrs: producer.attrs.clone(),
         inputs: [&producer.inputs[..1], &call.inputs[1..]].concat(),
     };
-    if !joined.has_kernel(graph, outputs, target) {
-        return None;
-    }
+    joined.launches(graph, outputs, target)?;
     let before = producer
         .cost(graph, &graph.nodes()[between.node.index()].outputs, target)
         .saturating_add(call.cost(graph, outputs, target));
