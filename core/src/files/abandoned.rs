@@ -43,26 +43,29 @@ pub(super) fn lock(file: &File) -> io::Result<bool> {
     }
 }
 
-/// Whether no living process is at work on something with a temporary name.
-pub(super) fn is_abandoned(path: &Path) -> bool {
-    let Ok(found) = fs::symlink_metadata(path) else {
-        return false;
-    };
+/// What no living process is at work on, and which none can take while this is there: [`hold`] and [`lock`] fail until it was
+/// removed, or this is dropped.
+#[derive(Debug)]
+pub(super) struct Abandoned {
+    /// Locked. `None` where there are no locks.
+    _file: Option<File>,
+}
+
+/// Takes something with a temporary name, so that it can be removed, if no living process is at work on it.
+pub(super) fn take_abandoned(path: &Path) -> Option<Abandoned> {
+    let found = fs::symlink_metadata(path).ok()?;
     // Opening anything else may wait for ever.
     if !found.is_file() && !found.is_dir() {
-        return false;
+        return None;
     }
-    match File::open(path).map(|file| file.try_lock()) {
-        Ok(Ok(())) => true,
-        Ok(Err(TryLockError::WouldBlock)) => false,
-        Ok(Err(TryLockError::Error(_))) | Err(_) => {
-            let age = found
-                .modified()
-                .ok()
-                .and_then(|at| SystemTime::now().duration_since(at).ok());
-            age.is_some_and(|age| age > STALE)
-        }
+    let file = File::open(path).ok();
+    match file.as_ref().map(File::try_lock) {
+        Some(Ok(())) => return Some(Abandoned { _file: file }),
+        Some(Err(TryLockError::WouldBlock)) => return None,
+        Some(Err(TryLockError::Error(_))) | None => {}
     }
+    let age = SystemTime::now().duration_since(found.modified().ok()?).ok()?;
+    (age > STALE).then_some(Abandoned { _file: None })
 }
 
 /// Begins the names of temporary files for a file.
@@ -87,7 +90,10 @@ pub(super) fn clean(folder: &Path, wanted: impl Fn(&str) -> bool) {
         let name = entry.file_name();
         let name = name.to_string_lossy();
         let is_file = entry.file_type().is_ok_and(|kind| kind.is_file());
-        if is_file && is_partial_name(&name) && wanted(&name) && is_abandoned(&entry.path()) {
+        if !is_file || !is_partial_name(&name) || !wanted(&name) {
+            continue;
+        }
+        if let Some(_taken) = take_abandoned(&entry.path()) {
             // One that cannot be removed is only in the way.
             let _ = fs::remove_file(entry.path());
         }

@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::abandoned::{hold, is_abandoned, is_partial_name};
+use super::abandoned::{hold, is_partial_name, take_abandoned};
 use super::folder_of;
 use crate::error::Error;
 
@@ -391,7 +391,10 @@ fn remove(folder: &Path, kind: &FolderKind) {
 /// Removes what killed programs left.
 fn clean(parent: &Path, prefix: &str, kind: &FolderKind) {
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
-        if entry.file_name().to_string_lossy().starts_with(prefix) && is_abandoned(&entry.path()) {
+        if !entry.file_name().to_string_lossy().starts_with(prefix) {
+            continue;
+        }
+        if let Some(_taken) = take_abandoned(&entry.path()) {
             remove(&entry.path(), kind);
         }
     }

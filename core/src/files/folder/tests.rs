@@ -1,4 +1,5 @@
 use std::process::{Command, Stdio};
+use std::sync::atomic::AtomicBool;
 use std::thread;
 use std::time::{Duration, SystemTime};
 
@@ -210,6 +211,33 @@ fn saves_at_the_same_time_leave_one_of_them() {
     });
     assert!(number_of(&folder).is_some_and(|n| n % 100 == 9));
     assert_eq!(names(home.path()), ["model"]);
+}
+
+/// Those that clean see a folder between the moment that it is made and the one that it is held.
+#[test]
+fn a_folder_that_was_just_made_is_not_cleaned_away() {
+    const ROUNDS: u64 = 1000;
+    let home = tempfile::tempdir().expect("a folder");
+    let prefix = ".model.new-";
+    let is_done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !is_done.load(Ordering::Relaxed) {
+                    clean(home.path(), prefix, &KIND);
+                }
+            });
+        }
+        let lost = (0..ROUNDS).find(|&round| {
+            let (folder, _held) = make(home.path(), prefix).expect("a folder of its own");
+            let is_written = fs::write(folder.join(WEIGHTS), files(round).1).is_ok();
+            let is_there = folder.join(WEIGHTS).exists();
+            remove(&folder, &KIND);
+            !is_written || !is_there
+        });
+        is_done.store(true, Ordering::Relaxed);
+        assert_eq!(lost, None);
+    });
 }
 
 /// The child of the test below: saves until it is killed.
