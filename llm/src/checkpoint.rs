@@ -109,10 +109,11 @@ impl Checkpoint {
     }
 
     fn of(mut shards: Vec<Shard>) -> Result<Self> {
-        layout::keep_text_part(&mut shards);
-        layout::split_projections(&mut shards);
-        layout::rename_mixtral(&mut shards);
-        let places = layout::places(&shards).map_err(|(file, message)| damaged(&shards[file].path, message))?;
+        let named = layout::keep_text_part(&mut shards)
+            .and_then(|()| layout::split_projections(&mut shards))
+            .and_then(|()| layout::rename_mixtral(&mut shards));
+        let places = named.and_then(|()| layout::places(&shards));
+        let places = places.map_err(|(file, message)| damaged(&shards[file].path, message))?;
         Ok(Checkpoint {
             shards,
             places,
@@ -133,22 +134,14 @@ impl Checkpoint {
         Ok(self)
     }
 
-    /// The checkpoint with other names of tensors, without those that have none. Of two that get the same name, one is left.
-    pub(crate) fn renamed(mut self, name: impl Fn(&str) -> Option<String>) -> Self {
-        for shard in &mut self.shards {
-            let tensors = std::mem::take(&mut shard.tensors).into_iter();
-            shard.tensors = tensors.filter_map(|(old, entry)| Some((name(&old)?, entry))).collect();
-        }
-        let shards = self.shards.iter().enumerate();
-        self.places = shards
-            .flat_map(|(number, shard)| {
-                shard
-                    .tensors
-                    .keys()
-                    .map(move |name| (name.clone(), Place::File(number)))
-            })
-            .collect();
-        self
+    /// The checkpoint with other names of tensors, without those that have none.
+    ///
+    /// # Errors
+    /// [`Error::File`]: two tensors get the same name.
+    pub(crate) fn renamed(mut self, name: impl Fn(&str) -> Option<String>) -> Result<Self> {
+        let places = layout::rename(&mut self.shards, name).and_then(|()| layout::places(&self.shards));
+        self.places = places.map_err(|(file, message)| damaged(&self.shards[file].path, message))?;
+        Ok(self)
     }
 
     /// Whether the tensors are those of a model. Sizes of a `config.json` may be any numbers: before memory is taken for

@@ -107,6 +107,11 @@ impl Worker {
         }
     }
 
+    /// Sequences that may be computed or wait at a time.
+    pub(crate) fn limit(&self) -> usize {
+        self.limit
+    }
+
     /// Sequences that are computed or wait.
     pub(crate) fn pending(&self) -> usize {
         self.shared.pending.load(Ordering::Relaxed)

@@ -387,7 +387,7 @@ impl Embedder {
 /// # Errors
 /// As [`Checkpoint::check_model`].
 pub(crate) fn check_weights(config: &EncoderConfig, checkpoint: Checkpoint) -> Result<Checkpoint> {
-    let checkpoint = checkpoint.renamed(|name| config::parameter_name(name, config.is_distilled));
+    let checkpoint = checkpoint.renamed(|name| config::parameter_name(name, config.is_distilled))?;
     checkpoint.check_layers(config.network.layers)?;
     checkpoint.check_graph(&config.network.embedding_graph(1, 1))?;
     Ok(checkpoint)

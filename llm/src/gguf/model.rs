@@ -204,9 +204,18 @@ impl Gguf {
             return Err(self.unsupported(what, &format!("supported are {}", WITH_EXPERTS.join(", "))));
         }
         let (used, dim) = (self.needed("expert_used_count")?, self.needed("embedding_length")?);
-        let shape = |name: &str| match self.tensors.get(name).map(|info| info.shape.as_slice()) {
-            Some(&[experts, rows, columns]) => Ok([experts, rows, columns].map(|size| size as u64)),
-            _ => Err(self.damaged(format!("it has no matrices of experts '{name}'"))),
+        let shape_of = |name: &str| self.tensors.get(name).map(|info| info.shape.as_slice());
+        let shape = |name: &str| {
+            let one = |expert| names::of_one_expert(name, expert);
+            let sizes = match (shape_of(name), shape_of(&one(0))) {
+                (Some(&[experts, rows, columns]), _) => [experts, rows, columns],
+                (None, Some(&[rows, columns])) => {
+                    let is_there = |expert: &usize| self.tensors.contains_key(&one(*expert));
+                    [(0..).take_while(is_there).count(), rows, columns]
+                }
+                _ => return Err(self.damaged(format!("it has no matrices of experts '{name}'"))),
+            };
+            Ok(sizes.map(|size| size as u64))
         };
         let [_, hidden, _] = shape(names::EXPERTS[0])?;
         let across = [count, hidden, dim];
@@ -264,7 +273,9 @@ impl Gguf {
         };
         let down = [("blk.0.ffn_down.weight", [dim, hidden])];
         // Those of experts have been compared already.
-        let down = down.iter().filter(|_| !self.tensors.contains_key(names::EXPERTS[2]));
+        let of_experts = [names::EXPERTS[2].to_owned(), names::of_one_expert(names::EXPERTS[2], 0)];
+        let has_experts = of_experts.iter().any(|name| self.tensors.contains_key(name));
+        let down = down.iter().filter(|_| !has_experts);
         for &(name, wanted) in projections.iter().chain(down) {
             let found = self.matrix(name)?.map(|size| size as u64);
             if found != wanted {

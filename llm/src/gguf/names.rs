@@ -14,6 +14,12 @@ pub(super) const EXPERTS: [&str; 3] = [
     "blk.0.ffn_down_exps.weight",
 ];
 
+/// The matrix of one expert where files have a tensor for each (those of Mixtral before March 2024), by the name of the tensor with
+/// all of them: `blk.0.ffn_up.3.weight` for `blk.0.ffn_up_exps.weight`.
+pub(super) fn of_one_expert(all: &str, expert: usize) -> String {
+    all.replace("_exps.", &format!(".{expert}."))
+}
+
 /// Factors of rotary positions for contexts of two lengths, of which there is one each.
 pub(super) const LONG_FACTORS: &str = "rope_factors_long.weight";
 
@@ -80,8 +86,16 @@ pub(super) fn of_checkpoint(architecture: &str, name: &str) -> String {
         _ => {}
     }
     let known = of_block(name).and_then(|(number, module, rest)| {
+        let of_expert = rest
+            .split_once('.')
+            .filter(|(expert, _)| expert.parse::<usize>().is_ok());
         let module = module_of(architecture, module)?;
-        Some(format!("model.layers.{number}.{module}.{rest}"))
+        Some(match (of_expert, module.split_once('.')) {
+            (Some((expert, rest)), Some(("mlp", matrix))) => {
+                format!("model.layers.{number}.mlp.experts.{expert}.{matrix}.{rest}")
+            }
+            _ => format!("model.layers.{number}.{module}.{rest}"),
+        })
     });
     known.unwrap_or_else(|| name.to_owned())
 }
@@ -131,6 +145,12 @@ mod tests {
         assert_eq!(
             of_checkpoint("qwen2moe", "blk.3.ffn_up_exps.weight"),
             "model.layers.3.mlp.experts.up_proj.weight"
+        );
+        let one = of_one_expert("blk.3.ffn_up_exps.weight", 17);
+        assert_eq!(one, "blk.3.ffn_up.17.weight");
+        assert_eq!(
+            of_checkpoint("llama", &one),
+            "model.layers.3.mlp.experts.17.up_proj.weight"
         );
         assert_eq!(of_checkpoint("llama", "blk.0.ssm_a"), "blk.0.ssm_a");
         assert_eq!(of_checkpoint("llama", "output.weight"), "lm_head.weight");

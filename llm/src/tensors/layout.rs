@@ -48,14 +48,33 @@ fn renamed(name: &str, [from, to]: [usize; 2]) -> Option<String> {
     Some(format!("{block}{}{}", MIXTRAL[to], matrix.as_deref().unwrap_or(rest)))
 }
 
-/// Gives the experts of Mixtral the names that those of others have.
-pub(crate) fn rename_mixtral(shards: &mut [Shard]) {
-    for shard in shards {
-        let all = std::mem::take(&mut shard.tensors).into_iter();
-        shard.tensors = all
-            .map(|(name, entry)| (of_mixtral(&name).unwrap_or(name), entry))
-            .collect();
+/// What is wrong with tensors of a checkpoint, and the number of the file that has them.
+pub(crate) type Wrong = (usize, String);
+
+/// Gives tensors other names, and drops those that get none.
+///
+/// # Errors
+/// Two tensors of a file get one name. (Those of two files are found by [`places`].)
+pub(crate) fn rename(shards: &mut [Shard], name: impl Fn(&str) -> Option<String>) -> Result<(), Wrong> {
+    for (number, shard) in shards.iter_mut().enumerate() {
+        let mut names: BTreeMap<String, String> = BTreeMap::new();
+        for (old, entry) in std::mem::take(&mut shard.tensors) {
+            let Some(new) = name(&old) else { continue };
+            if let Some(other) = names.insert(new.clone(), old.clone()) {
+                return Err((number, format!("the tensors '{other}' and '{old}' are both '{new}'")));
+            }
+            shard.tensors.insert(new, entry);
+        }
     }
+    Ok(())
+}
+
+/// Gives the experts of Mixtral the names that those of others have.
+///
+/// # Errors
+/// As of [`rename`].
+pub(crate) fn rename_mixtral(shards: &mut [Shard]) -> Result<(), Wrong> {
+    rename(shards, |name| Some(of_mixtral(name).unwrap_or_else(|| name.to_owned())))
 }
 
 /// The parameter that has a tensor of one expert with those of the others, and the number of the expert.
@@ -86,7 +105,7 @@ pub(crate) enum Place {
 ///
 /// # Errors
 /// The number of a file, and what is wrong: a name that another file has, too; experts whose numbers have gaps.
-pub(crate) fn places(shards: &[Shard]) -> Result<BTreeMap<String, Place>, (usize, String)> {
+pub(crate) fn places(shards: &[Shard]) -> Result<BTreeMap<String, Place>, Wrong> {
     let mut places = BTreeMap::new();
     let mut experts: BTreeMap<String, BTreeMap<usize, (usize, String)>> = BTreeMap::new();
     for (number, shard) in shards.iter().enumerate() {
@@ -136,26 +155,29 @@ pub(crate) fn places(shards: &[Shard]) -> Result<BTreeMap<String, Place>, (usize
 
 /// Gives the tensors of a text part the names that they have alone, and drops the other parts, if there are any
 /// (the layout of Gemma 3).
-pub(crate) fn keep_text_part(shards: &mut [Shard]) {
-    let renamed = |name: &str| {
+///
+/// # Errors
+/// As of [`rename`].
+pub(crate) fn keep_text_part(shards: &mut [Shard]) -> Result<(), Wrong> {
+    let of_text = |name: &str| {
         let mut parts = TEXT_PARTS.iter();
         parts.find_map(|(from, to)| Some(format!("{to}{}", name.strip_prefix(from)?)))
     };
-    let names = |shard: &Shard| shard.tensors.keys().any(|name| renamed(name).is_some());
-    if !shards.iter().any(names) {
-        return;
+    let has_text = |shard: &Shard| shard.tensors.keys().any(|name| of_text(name).is_some());
+    if !shards.iter().any(has_text) {
+        return Ok(());
     }
-    for shard in shards {
-        let all = std::mem::take(&mut shard.tensors).into_iter();
-        let own = all.filter(|(name, _)| !OTHER_PARTS.iter().any(|part| name.starts_with(part)));
-        shard.tensors = own
-            .map(|(name, entry)| (renamed(&name).unwrap_or(name), entry))
-            .collect();
-    }
+    rename(shards, |name| {
+        let is_other = OTHER_PARTS.iter().any(|part| name.starts_with(part));
+        (!is_other).then(|| of_text(name).unwrap_or_else(|| name.to_owned()))
+    })
 }
 
 /// Makes of projections that are stored as one the parts that parameters have. A tensor that cannot be divided stays.
-pub(crate) fn split_projections(shards: &mut [Shard]) {
+///
+/// # Errors
+/// A file has a part beside the whole. (That another file has it is found by [`places`].)
+pub(crate) fn split_projections(shards: &mut [Shard]) -> Result<(), Wrong> {
     let mut found = Vec::new();
     for (number, shard) in shards.iter().enumerate() {
         for (name, entry) in &shard.tensors {
@@ -165,9 +187,17 @@ pub(crate) fn split_projections(shards: &mut [Shard]) {
         }
     }
     for (number, name, parts) in found {
-        shards[number].tensors.remove(&name);
-        shards[number].tensors.extend(parts);
+        let tensors = &mut shards[number].tensors;
+        if let Some((part, _)) = parts.iter().find(|(part, _)| tensors.contains_key(part)) {
+            return Err((
+                number,
+                format!("'{name}' has '{part}' in it, which is stored beside it, too"),
+            ));
+        }
+        tensors.remove(&name);
+        tensors.extend(parts);
     }
+    Ok(())
 }
 
 /// The parts of a tensor, with their names.

@@ -135,6 +135,39 @@ fn sizes_are_compared_before_memory_is_taken() {
     assert!(matches!(error, Some(Error::OutOfMemory { .. })), "{error:?}");
 }
 
+/// Names that mean the same, of which one would get lost.
+#[test]
+fn tensors_that_get_one_name_are_told() {
+    for (model, other, said) in [
+        (
+            "mixtral",
+            "model.layers.0.mlp.experts.0.gate_proj.weight",
+            "are both 'model.layers.0.mlp.experts.0.gate_proj.weight'",
+        ),
+        (
+            "gemma3",
+            "language_model.model.norm.weight",
+            "'language_model.model.norm.weight' and 'model.norm.weight' are both 'model.norm.weight'",
+        ),
+        (
+            "phi3",
+            "model.layers.0.self_attn.k_proj.weight",
+            "'model.layers.0.self_attn.qkv_proj.weight' has 'model.layers.0.self_attn.k_proj.weight' in it",
+        ),
+    ] {
+        let folder = copy(model);
+        let file = folder.path().join("model.safetensors");
+        let bytes = fs::read(&file).expect("readable");
+        let all = safetensors::SafeTensors::deserialize(&bytes).expect("a checkpoint");
+        let mut tensors = all.tensors();
+        let one = tensors[0].1.clone();
+        tensors.push((other.to_owned(), one));
+        let changed = safetensors::serialize(tensors, None).expect("serialised");
+        fs::write(&file, changed).expect("written");
+        says(Checkpoint::open(folder.path()), &[said, "model.safetensors"]);
+    }
+}
+
 #[test]
 fn requests_that_do_not_fit() {
     let folder = fixture("llama");

@@ -67,8 +67,9 @@ pub(crate) async fn handle(
         app.site.metrics.refused.inc();
         ApiError::new(
             StatusCode::TOO_MANY_REQUESTS,
-            "there is no room in the queue; ask again later",
+            "there is no room in the queue; try again later",
         )
+        .code("queue_full")
     })?;
     let of_request = app.clone();
     let (texts, form) = off_thread(move || prepare(&of_request, &body)).await?;

@@ -73,7 +73,16 @@ impl Generation {
                 .code("context_length_exceeded"));
             }
         }
-        let count = prompts.len() * wanted.count;
+        let count = prompts.len().saturating_mul(wanted.count);
+        // To ask again would be of no use.
+        if count > app.worker.limit() {
+            let (prompts, each, limit) = (prompts.len(), wanted.count, app.worker.limit());
+            return Err(ApiError::bad(format!(
+                "{prompts} prompts with {each} choices each are {count} sequences, and the server takes at most {limit} at a time; \
+                 send fewer prompts in a request, or a smaller 'n'"
+            ))
+            .of(if each > 1 { "n" } else { "prompt" }));
+        }
         let mut places = app.worker.reserve(count).map_err(|Busy| {
             app.site.metrics.refused.inc();
             let message = format!(

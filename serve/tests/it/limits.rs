@@ -158,8 +158,16 @@ fn what_finds_no_place_in_the_queue_is_told_to_come_again() {
     options.engine.sequences = 1;
     options.queue = 1;
     let server = Running::with(options);
-    // More at once than one that is computed and one that waits.
-    let response = server.post("/v1/completions", &json!({"prompt": "a", "n": 3, "max_tokens": 2}));
+    let two = json!({"prompt": "a", "n": 2, "max_tokens": 2});
+    // One more than one that is computed and one that waits; on a busy machine the first may have ended by then.
+    let refused = (0..20).find_map(|_| {
+        let mut client = server.connect();
+        client.write_all(long(true).as_bytes()).expect("sent");
+        client.read_exact(&mut [0; 16]).expect("a beginning");
+        let response = server.post("/v1/completions", &two);
+        (response.status != 200).then_some(response)
+    });
+    let response = refused.expect("the queue was never full");
     assert_eq!(response.status, 429, "{}", response.body);
     assert!(
         response.head.to_ascii_lowercase().contains("retry-after: 1"),
@@ -167,8 +175,18 @@ fn what_finds_no_place_in_the_queue_is_told_to_come_again() {
         response.head
     );
     assert_eq!(response.json()["error"]["type"], "rate_limit_error");
-    let response = server.post("/v1/completions", &json!({"prompt": "a", "n": 2, "max_tokens": 2}));
+    until(&server, "meganeura_sequences_running 0");
+    let response = server.post("/v1/completions", &two);
     assert_eq!(response.status, 200, "{}", response.body);
+    // What never finds a place is not asked to come again.
+    for (body, field) in [
+        (json!({"prompt": "a", "n": 3, "max_tokens": 2}), "n"),
+        (json!({"prompt": ["a", "b", "c"], "max_tokens": 2}), "prompt"),
+    ] {
+        let response = server.post("/v1/completions", &body);
+        assert_eq!(response.status, 400, "{}", response.body);
+        assert_eq!(response.json()["error"]["param"], field);
+    }
 }
 
 #[test]

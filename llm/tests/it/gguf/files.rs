@@ -86,6 +86,50 @@ pub(crate) fn with_value(bytes: &[u8], key: &str, kind: u32, value: &[u8]) -> Ve
     [&bytes[..16], &count.to_le_bytes(), &new, &bytes[24..]].concat()
 }
 
+/// A file of a mixture of experts with a tensor for each expert, as files were before March 2024. Matrices are in Q8_0.
+pub(crate) fn with_a_tensor_for_each_expert(bytes: &[u8]) -> Vec<u8> {
+    const MARK: &[u8] = b"_exps.weight";
+    let number = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
+    let (mut header, mut done, mut tensors) = (Vec::new(), 24, number(8));
+    while let Some(mark) = bytes[done..].windows(MARK.len()).position(|w| w == MARK) {
+        // Axes, a type and a place are behind the name, and its length before it.
+        let axes = done + mark + MARK.len();
+        let start = (done..axes)
+            .rev()
+            .find(|&at| bytes[at..].starts_with(b"blk."))
+            .expect("a name")
+            - 8;
+        let name = std::str::from_utf8(&bytes[start + 8..axes]).expect("a name");
+        let [columns, rows, experts] = [0, 1, 2].map(|axis| number(axes + 4 + 8 * axis));
+        let stored = &bytes[axes + 28..axes + 32];
+        assert_eq!(stored, 8u32.to_le_bytes(), "Q8_0");
+        header.extend_from_slice(&bytes[done..start]);
+        for expert in 0..experts {
+            let place = number(axes + 32) + expert * columns * rows / 32 * 34;
+            header.extend(text(&name.replace("_exps.", &format!(".{expert}."))));
+            header.extend(2u32.to_le_bytes());
+            header.extend([columns, rows].map(u64::to_le_bytes).as_flattened());
+            header.extend_from_slice(stored);
+            header.extend(place.to_le_bytes());
+        }
+        tensors += experts - 1;
+        done = axes + 40;
+    }
+    // Tensors begin at multiples of 32, and have to stay where they are beyond the header.
+    let grown = header.len() + 24 - done;
+    let padding = |size: usize| [text("padding"), TEXT.to_le_bytes().to_vec(), text(&" ".repeat(size))].concat();
+    let missing = (grown + padding(0).len()).next_multiple_of(32) - grown - padding(0).len();
+    let counts = [tensors, number(16) + 1].map(u64::to_le_bytes);
+    [
+        &bytes[..8],
+        counts.as_flattened(),
+        &padding(missing),
+        &header,
+        &bytes[done..],
+    ]
+    .concat()
+}
+
 pub(crate) const TEXT: u32 = 8;
 
 /// A text as a value.

@@ -142,6 +142,26 @@ fn numbers_of_files_stay_as_they_are() {
     }
 }
 
+/// Files of Mixtral once had a tensor for each expert.
+#[test]
+fn experts_may_have_tensors_of_their_own() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let older = folder.path().join("model.gguf");
+    let bytes = std::fs::read(path("mixtral_q8_0")).expect("a fixture");
+    let bytes = files::with_a_tensor_for_each_expert(&bytes);
+    std::fs::write(&older, &bytes).expect("written");
+    for (weights, tolerance) in [(Some(WeightStorage::F32), TOLERANCE), (None, ROWS_ROUNDED)] {
+        let error = error_at(&older, "mixtral_q8_0", weights, 5);
+        assert!(error <= tolerance, "off by {error}");
+    }
+    // One that lacks an expert.
+    std::fs::write(&older, files::with_count(&bytes, "llama.expert_count", 5)).expect("written");
+    files::says(
+        ModelConfig::open(&older),
+        &["blk.0.ffn_gate_exps.weight", "[4, 32, 64]", "[5, 32, 64]"],
+    );
+}
+
 /// Files of K formats have matrices of several types: those whose rows are no super-blocks, and the projection to logits.
 #[test]
 fn matrices_of_files_stay_as_each_is() {
