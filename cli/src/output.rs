@@ -1,5 +1,5 @@
 //! What commands print. A closed pipe (`| head`) is an error like others, so that commands save what they have and end;
-//! the program ends quietly with it.
+//! the program ends quietly with it. Commands that make files go on without a reader ([`outlast_reader`]).
 
 use std::borrow::Cow;
 use std::error::Error;
@@ -11,6 +11,16 @@ use console::Term;
 
 /// Whether nothing is printed but errors.
 static SILENT: AtomicBool = AtomicBool::new(false);
+
+/// Whether the command goes on when nobody reads standard output any more.
+static OUTLASTS: AtomicBool = AtomicBool::new(false);
+/// Whether that was so.
+static UNREAD: AtomicBool = AtomicBool::new(false);
+
+/// From now on a closed pipe ends the output alone: the command makes files, which are worth more than what it prints.
+pub(crate) fn outlast_reader() {
+    OUTLASTS.store(true, Ordering::Relaxed);
+}
 
 /// From now on prints errors alone: another process of the same run prints the rest.
 pub(crate) fn silence() {
@@ -25,10 +35,21 @@ pub(crate) fn line(text: impl Display) -> io::Result<()> {
 /// Prints to standard output; on a terminal without what would steer it, for texts have names from files, or are what a
 /// model wrote.
 pub(crate) fn text(text: impl Display) -> io::Result<()> {
-    match SILENT.load(Ordering::Relaxed) {
-        true => Ok(()),
-        false if io::stdout().is_terminal() => write!(io::stdout(), "{}", printable(&text.to_string())),
+    if SILENT.load(Ordering::Relaxed) || UNREAD.load(Ordering::Relaxed) {
+        return Ok(());
+    }
+    let written = match io::stdout().is_terminal() {
+        true => write!(io::stdout(), "{}", printable(&text.to_string())),
         false => write!(io::stdout(), "{text}"),
+    };
+    match written {
+        Err(e) if e.kind() == io::ErrorKind::BrokenPipe && OUTLASTS.load(Ordering::Relaxed) => {
+            UNREAD.store(true, Ordering::Relaxed);
+            // Who closed that may read no errors, either.
+            let _ = notice("standard output was closed; the command goes on without it");
+            Ok(())
+        }
+        written => written,
     }
 }
 

@@ -147,7 +147,7 @@ pub fn make_folder(folder: &Path) -> Result<()> {
 /// of its model are merged into the weights, if their settings are given; without, the model must have none.
 ///
 /// # Errors
-/// [`Error::File`] if the file cannot be written; errors of the session.
+/// [`Error::File`] if the file cannot be written; [`Error::InvalidUse`] for weights that are not finite; errors of the session.
 pub fn save_weights(
     folder: &Path,
     session: &mut Session,
@@ -194,14 +194,29 @@ pub fn save_weights(
     weights.write(folder.join(WEIGHTS))
 }
 
+/// The numbers of a parameter, as they are saved.
+///
+/// # Errors
+/// Some are not finite: a model of them would compute nothing.
+fn read(session: &mut Session, name: &str) -> Result<Vec<f32>> {
+    let values = session.try_read_parameter(name)?;
+    match values.iter().all(|value| value.is_finite()) {
+        true => Ok(values),
+        false => Err(Error::misuse(
+            format!("'{name}' has numbers that are not finite, as training diverged; nothing was saved"),
+            "train again with a lower learning rate",
+        )),
+    }
+}
+
 /// A parameter with its adapter.
 fn merged(session: &mut Session, name: &str, shape: &[usize], lora: Option<&LoraConfig>) -> Result<Vec<f32>> {
-    let mut values = session.try_read_parameter(name)?;
+    let mut values = read(session, name)?;
     if let (Some(lora), Some(layer)) = (lora.filter(|_| shape.len() == 2), name.strip_suffix(".weight"))
         && lora.has(layer)
     {
-        let a = session.try_read_parameter(&format!("{layer}.lora_A.weight"))?;
-        let b = session.try_read_parameter(&format!("{layer}.lora_B.weight"))?;
+        let a = read(session, &format!("{layer}.lora_A.weight"))?;
+        let b = read(session, &format!("{layer}.lora_B.weight"))?;
         add_product(&mut values, &a, &b, lora);
     }
     Ok(values)
@@ -239,11 +254,11 @@ fn join_columns(parts: &[(&[usize], Vec<f32>)]) -> (Vec<usize>, Vec<f32>) {
 /// Writes the adapters of a session in PEFT's layout; `base` is what the settings call the model.
 ///
 /// # Errors
-/// [`Error::File`] if a file cannot be written; errors of the session.
+/// [`Error::File`] if a file cannot be written; [`Error::InvalidUse`] for weights that are not finite; errors of the session.
 pub fn save_adapters(folder: &Path, session: &mut Session, lora: &LoraConfig, base: &str) -> Result<()> {
     let mut weights = Weights::default();
     for (name, shape) in parameters(session, |name| name.contains(ADAPTERS)) {
-        let values = session.try_read_parameter(&name)?;
+        let values = read(session, &name)?;
         let weight = stored(&name, &shape, &values)?;
         weights.insert(format!("{PREFIX}{name}"), weight);
     }

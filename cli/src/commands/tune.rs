@@ -18,7 +18,7 @@ use super::Outcome;
 use super::bench::suites;
 use super::precision::Choice;
 use super::workload::ModelOptions;
-use crate::output::{line, notice};
+use crate::output::{self, line, notice};
 
 /// Options of `tune`.
 #[derive(Debug, clap::Args)]
@@ -62,6 +62,8 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Outcome {
+    // What it measured is kept in a file.
+    output::outlast_reader();
     if !args.forget && args.workload.is_empty() && args.suite.is_empty() {
         return Err(
             "there is nothing to tune: name models or matmuls, such as smollm2-135m or 512x512x512, or give --suite; \

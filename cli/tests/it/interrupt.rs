@@ -62,6 +62,22 @@ fn end(mut child: Child) -> (Option<i32>, String) {
     (status.code(), err)
 }
 
+/// `train ... | head -1`: what it prints is not what it is for.
+#[test]
+fn training_goes_on_where_nobody_reads_what_it_prints() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (child, out) = start(folder.path(), "train digits --epochs 3 --out model --device cpu", "mlp");
+    drop(out);
+    let (code, err) = end(child);
+    assert_eq!(code, Some(0), "{err}");
+    assert!(err.contains("goes on without it"), "{err}");
+    assert!(folder.path().join("model/model.safetensors").is_file());
+    // There is nothing but what it prints.
+    let (child, out) = start(folder.path(), "train digits --epochs 300 --device cpu", "mlp");
+    drop(out);
+    assert_eq!(end(child), (Some(0), String::new()));
+}
+
 #[test]
 fn training_is_saved_and_goes_on() {
     if is_ignored() {

@@ -22,15 +22,22 @@ pub use read::{
 /// Writes a file under a temporary name in the same folder and renames it when it is complete and on the disk. Whoever
 /// reads the path sees the old file or the new one, also when the process is killed or several of them write at once.
 ///
+/// Devices, such as `/dev/stdout`, and pipes stay what they are: they get what is written as it comes. A link to a file that is not there
+/// is a link to the new file.
+///
 /// What is left of a killed process is a file whose name begins with `.`, the file's own name and `.partial`. The next
 /// write of the file removes it; that of a living process stays, as that process holds a lock on it.
 ///
 /// # Errors
 /// [`Error::File`] when the folder does not exist or cannot be written, or the disk is full; the old file is as it was.
 pub fn write_atomically(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<()> {
-    // Through a link, so that it is its target that is replaced.
-    let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    try_write(&target, write).map_err(|error| {
+    if is_stream(path) {
+        return write_through(path, write).map_err(|error| {
+            let message = format!("could not be written: {error}");
+            Error::file(path, message, "check what reads it, or write to a file")
+        });
+    }
+    try_write(&target_of(path), write).map_err(|error| {
         let remedy = match error.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "make room on the disk, or write elsewhere",
             io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => "make the folder first",
@@ -45,9 +52,44 @@ pub fn write_atomically(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::R
     })
 }
 
+/// Whether a path leads to a device of characters or a pipe, which no file may take the place of.
+#[cfg(unix)]
+fn is_stream(path: &Path) -> bool {
+    use std::os::unix::fs::FileTypeExt;
+    fs::metadata(path).is_ok_and(|found| found.file_type().is_char_device() || found.file_type().is_fifo())
+}
+
+#[cfg(not(unix))]
+fn is_stream(_: &Path) -> bool {
+    false
+}
+
+fn write_through(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+    let mut buffered = BufWriter::with_capacity(1 << 16, File::options().write(true).open(path)?);
+    write(&mut buffered)?;
+    buffered.flush()
+}
+
+/// Where a file is or is going to be: behind a link, so that it is its target that is replaced.
+fn target_of(path: &Path) -> PathBuf {
+    // As many links behind each other as Linux follows.
+    const LINKS: usize = 40;
+    let mut target = path.to_owned();
+    for _ in 0..LINKS {
+        match (fs::canonicalize(&target), fs::read_link(&target)) {
+            (Ok(found), _) => return found,
+            (Err(_), Ok(next)) => target = folder_of(&target).join(next),
+            (Err(_), Err(_)) => break,
+        }
+    }
+    target
+}
+
 fn try_write(target: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
-    if target.is_dir() {
-        return Err(io::ErrorKind::IsADirectory.into());
+    match fs::symlink_metadata(target) {
+        Ok(found) if found.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
+        Ok(found) if !found.is_file() => return Err(io::Error::other("it is there, and no regular file")),
+        _ => {}
     }
     let name = target.file_name().unwrap_or_default().to_string_lossy();
     let prefix = abandoned::prefix_of(&name);
@@ -287,6 +329,45 @@ mod tests {
             .expect_err("a folder")
             .to_string();
         assert!(error.contains("name a file"), "{error}");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn devices_pipes_and_links_stay_what_they_are() {
+        use std::os::unix::fs::{FileTypeExt, symlink};
+        let folder = tempfile::tempdir().expect("a folder");
+        let pipe = folder.path().join("pipe");
+        let made = std::process::Command::new("mkfifo").arg(&pipe).status();
+        assert!(made.is_ok_and(|status| status.success()));
+        let reader = std::thread::spawn({
+            let pipe = pipe.clone();
+            move || fs::read(pipe).expect("readable")
+        });
+        write_atomically(&pipe, |w| w.write_all(b"data")).expect("writes");
+        assert_eq!(reader.join().expect("it ends"), b"data");
+        let found = fs::symlink_metadata(&pipe).expect("it is there");
+        assert!(found.file_type().is_fifo());
+        // One that leads to a device, as names of standard output do.
+        let null = folder.path().join("null");
+        symlink("/dev/null", &null).expect("links");
+        write_atomically(&null, |w| w.write_all(b"data")).expect("writes");
+        let full = folder.path().join("full");
+        if Path::new("/dev/full").exists() {
+            symlink("/dev/full", &full).expect("links");
+            let error = write_atomically(&full, |w| w.write_all(b"data")).expect_err("it is full");
+            assert!(error.to_string().contains("could not be written"), "{error}");
+            fs::remove_file(&full).expect("removed");
+        }
+        // One whose file is yet to be made, and one in a circle.
+        let (new, link) = (folder.path().join("new"), folder.path().join("link"));
+        symlink("new", &link).expect("links");
+        write_atomically(&link, |w| w.write_all(b"data")).expect("writes");
+        assert_eq!(fs::read(&new).expect("it is there"), b"data");
+        assert!(fs::symlink_metadata(&link).expect("it is there").is_symlink());
+        let circle = folder.path().join("circle");
+        symlink("circle", &circle).expect("links");
+        write_atomically(&circle, |w| w.write_all(b"data")).expect_err("it leads nowhere");
+        assert_eq!(names(folder.path()), ["circle", "link", "new", "null", "pipe"]);
     }
 
     #[cfg(unix)]

@@ -246,6 +246,23 @@ fn what_is_saved_is_what_was_trained() {
     let found = logits(merged.path(), None, &prompt);
     assert!(off(&found, &wanted) < 1e-6, "off by {}", off(&found, &wanted));
 
+    // Nothing of it where training diverged.
+    let (name, spoilt) = (
+        "model.layers.0.self_attn.q_proj.lora_B.weight",
+        tempfile::tempdir().expect("a folder"),
+    );
+    let mut values = session.read_parameter(name);
+    values[0] = f32::NAN;
+    session.set_parameter(name, &values);
+    for error in [
+        saving::save_adapters(spoilt.path(), &mut session, &config, "model").expect_err("refused"),
+        saving::save_weights(spoilt.path(), &mut session, Some(&config), Projections::Separate).expect_err("refused"),
+    ] {
+        let said = format!("'{name}' has numbers that are not finite");
+        assert!(error.to_string().contains(&said), "{error}");
+    }
+    assert_eq!(std::fs::read_dir(spoilt.path()).expect("a folder").count(), 0);
+
     // A configuration of its own.
     let own = tempfile::tempdir().expect("a folder");
     let opened = ModelConfig::open(&model()).expect("a configuration");

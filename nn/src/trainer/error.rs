@@ -102,7 +102,7 @@ pub enum TrainError {
         /// The step within the epoch, from 1, at which it was noticed: the first one if the loss is read at
         /// every step.
         step: usize,
-        /// The loss of that step, or the mean of the epoch.
+        /// The loss of that step, the mean of the epoch, or that of the final weights on the examples that measure them.
         loss: f32,
         /// Learning rate of that step.
         learning_rate: f32,

@@ -180,6 +180,10 @@ impl<'r, 'd> Run<'r, 'd> {
         }
         let last = self.evaluated.map(|(_, evaluation)| evaluation);
         let restored = self.tracker.restore(&mut self.trainer.training)?;
+        // The last update may be the one that spoils the weights: no loss of training was read after it.
+        if let Some(evaluation) = restored.or(last).filter(|found| !found.loss.is_finite()) {
+            self.check_finite(evaluation.loss as f32, self.steps)?;
+        }
         let report = TrainReport {
             epochs: std::mem::take(&mut self.reports),
             evaluation: restored.or(last),

@@ -196,6 +196,27 @@ fn a_loss_that_is_not_finite_stops_training() {
     }
 }
 
+/// No loss of training is read after the last update.
+#[test]
+fn a_last_update_that_spoils_the_weights_is_an_error() {
+    let (train, test) = flat_digits();
+    let train = head(&train, 32);
+    let config = TrainConfig {
+        epochs: 1,
+        learning_rate: f32::MAX,
+        optimizer: OptimizerChoice::Sgd,
+        schedule: Schedule::Constant,
+        ..config()
+    };
+    let mut trainer = Trainer::new(linear_model, config).expect("builds");
+    let error = trainer.fit(&train, Some(&test), &mut Silent).expect_err("diverges");
+    let TrainError::NonFiniteLoss { epoch, step, loss, .. } = error else {
+        panic!("{error}");
+    };
+    assert!(!loss.is_finite());
+    assert_eq!((epoch, step), (1, 1));
+}
+
 fn refused(model: impl FnOnce(usize) -> Graph, config: TrainConfig) -> TrainError {
     Trainer::new(model, config).expect_err("refused")
 }

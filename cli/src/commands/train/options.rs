@@ -10,6 +10,7 @@ use meganeura::{GradientClip, LossScaling, ParameterGroup};
 
 use crate::commands::precision::Choice;
 use crate::commands::ranks::RankOptions;
+use crate::output;
 
 /// How to train, and what to save.
 #[derive(Debug, clap::Args)]
@@ -182,6 +183,13 @@ pub(super) enum MetricChoice {
 }
 
 impl RunOptions {
+    /// Goes on where nobody reads what is printed, if the run makes files.
+    pub(super) fn outlast_reader(&self, has_out: bool) {
+        if has_out || self.checkpoint.is_some() || self.log.is_some() || self.log_dir.is_some() {
+            output::outlast_reader();
+        }
+    }
+
     fn checkpoints(&self) -> Option<Checkpoints> {
         self.checkpoint.as_ref().map(|folder| Checkpoints {
             folder: folder.clone(),

@@ -114,6 +114,7 @@ pub(super) fn run(args: &Args) -> Outcome {
 }
 
 fn train(args: &Args, ranks: &Ranks) -> Outcome {
+    args.run.outlast_reader(args.out.is_some());
     // Before anything that takes time: what cannot be written is an error at once.
     let logs = match ranks.is_first() {
         true => Logs::try_paths(&args.run)?,
