@@ -91,6 +91,9 @@ impl Checkpoint {
             }
             shards.push(Shard::open(folder.join(name))?);
         }
+        if shards.is_empty() {
+            return Err(damaged(&index, "it lists no tensors"));
+        }
         let names = shards.iter().flat_map(|shard| shard.tensors.keys().cloned());
         let stored: BTreeSet<String> = names.collect();
         let checkpoint = Checkpoint::of(shards)?;

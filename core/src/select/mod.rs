@@ -161,17 +161,23 @@ pub struct BackendListing {
 
 /// Every registered backend with its devices, after loading those that the configuration names.
 pub fn list(config: &Config) -> Vec<BackendListing> {
+    let mut all = list_those(config, |_| true);
+    note_same_hardware(&mut all);
+    all
+}
+
+/// Registered backends of some names with their devices: those of others are not looked for.
+fn list_those(config: &Config, wanted: impl Fn(&str) -> bool) -> Vec<BackendListing> {
     registry::load_backends(config);
-    let mut all: Vec<BackendListing> = registry::backends()
-        .into_iter()
-        .map(|backend| BackendListing {
-            name: backend.info().name,
+    let backends = registry::backends().into_iter().map(|b| (b.info().name, b));
+    backends
+        .filter(|(name, _)| wanted(name))
+        .map(|(name, backend)| BackendListing {
+            name,
             devices: backend.devices(config),
             backend,
         })
-        .collect();
-    note_same_hardware(&mut all);
-    all
+        .collect()
 }
 
 /// Says of each device which others are the same hardware, through another backend.
@@ -322,20 +328,32 @@ pub fn select(api: Option<&str>, config: &Config) -> Result<Selected> {
 }
 
 fn choose(text: &str, source: SelectorSource, config: &Config) -> Result<Selected> {
-    let listing = list(config);
-    let chosen = Selector::parse(text)
-        .and_then(|s| resolve(&s, &listing, config))
-        .map_err(|reason| Error::DeviceSelection {
-            selector: text.to_owned(),
-            source_name: source.to_string(),
-            reason,
-            listing: format_listing(&listing),
-        })?;
-    let (entry, info) = chosen;
+    let selector = Selector::parse(text);
+    // Where one backend is named, drivers of others are not loaded: they take time, and may be broken.
+    let of_one = match &selector {
+        Ok(selector @ Selector::Backend { name, .. }) => {
+            let listing = list_those(config, |other| other == name);
+            resolve(selector, &listing, config).ok().map(owned)
+        }
+        _ => None,
+    };
+    let (backend, info) = match of_one {
+        Some(found) => found,
+        None => {
+            let listing = list(config);
+            let chosen = selector.and_then(|s| resolve(&s, &listing, config).map(owned));
+            chosen.map_err(|reason| Error::DeviceSelection {
+                selector: text.to_owned(),
+                source_name: source.to_string(),
+                reason,
+                listing: format_listing(&listing),
+            })?
+        }
+    };
     let selected = Selected {
-        backend: entry.backend.clone(),
-        selector: selector_of(&entry.name, info),
-        info: info.clone(),
+        selector: selector_of(&backend.info().name, &info),
+        backend,
+        info,
         source,
     };
     log::info!(
@@ -348,6 +366,10 @@ fn choose(text: &str, source: SelectorSource, config: &Config) -> Result<Selecte
 }
 
 type Candidate<'a> = (&'a BackendListing, &'a DeviceInfo);
+
+fn owned((entry, device): Candidate) -> (Arc<dyn Backend>, DeviceInfo) {
+    (entry.backend.clone(), device.clone())
+}
 
 /// A backend that failed is left out of the automatic choice, but not without a word.
 fn warn_of_failures(listing: &[BackendListing]) -> &[BackendListing] {

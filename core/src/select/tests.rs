@@ -216,3 +216,40 @@ fn of_two_backends_for_one_card_the_preferred_one_is_chosen_if_it_passes_its_tes
         "another card, with less memory"
     );
 }
+
+/// Its driver may be broken.
+#[test]
+fn others_than_the_named_backend_are_not_asked_for_devices() {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    struct Counted(Fake, AtomicUsize);
+    impl Backend for Counted {
+        fn info(&self) -> crate::backend::BackendInfo {
+            self.0.info()
+        }
+        fn devices(&self, config: &Config) -> Result<Vec<DeviceInfo>> {
+            self.1.fetch_add(1, Ordering::Relaxed);
+            self.0.devices(config)
+        }
+        fn open(&self, index: usize, config: &Config) -> Result<Arc<dyn Device>> {
+            self.0.open(index, config)
+        }
+    }
+    let registered = |name| {
+        let devices = vec![DeviceInfo::new(0, "Processor", DeviceKind::Software)];
+        let backend = Arc::new(Counted(Fake(name, devices), AtomicUsize::new(0)));
+        registry::register_backend(backend.clone()).expect("a new name");
+        backend
+    };
+    let (named, other) = (registered("named-for-test"), registered("other-for-test"));
+    let config = Config::default();
+    let before = other.1.load(Ordering::Relaxed);
+    let selected = select(Some("named-for-test:0"), &config).expect("it is there");
+    assert_eq!(selected.selector, "named-for-test:0");
+    assert_eq!(named.1.load(Ordering::Relaxed), 1);
+    assert_eq!(other.1.load(Ordering::Relaxed), before);
+    // All are listed where nothing is selected.
+    let error = select(Some("named-for-test:1"), &config).err().expect("there is one");
+    assert!(error.to_string().contains("other-for-test:0"), "{error}");
+    assert_eq!(other.1.load(Ordering::Relaxed), before + 1);
+}

@@ -78,6 +78,8 @@ fn an_index_that_lies() {
         fs::write(&index, text.replace(from, to)).expect("written");
         says(Checkpoint::open(folder.path()), &[said, "index.json"]);
     }
+    fs::write(&index, "{\"weight_map\": {}}").expect("written");
+    says(Checkpoint::open(folder.path()), &["lists no tensors", "index.json"]);
     // One tensor in two files.
     let twice = folder.path().join("model-00002-of-00003.safetensors");
     fs::copy(folder.path().join("model-00001-of-00003.safetensors"), twice).expect("copied");

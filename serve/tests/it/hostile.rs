@@ -27,7 +27,7 @@ fn bodies_that_are_wrong() {
     let choices = json!({"prompt": vec!["a"; 200], "n": 128, "grammar": "start: \"a\""}).to_string();
     assert_eq!(
         server.send("POST", "/v1/completions", JSON, choices.as_bytes()).status,
-        429
+        400
     );
     for (path, body) in [
         ("/v1/completions", conditions.as_bytes()),

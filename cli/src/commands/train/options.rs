@@ -183,9 +183,9 @@ pub(super) enum MetricChoice {
 }
 
 impl RunOptions {
-    /// Goes on where nobody reads what is printed, if the run makes files.
+    /// Goes on where nobody reads what is printed, if the run makes a model. A log alone is ended as it should be.
     pub(super) fn outlast_reader(&self, has_out: bool) {
-        if has_out || self.checkpoint.is_some() || self.log.is_some() || self.log_dir.is_some() {
+        if has_out || self.checkpoint.is_some() {
             output::outlast_reader();
         }
     }

@@ -3,6 +3,7 @@
 
 mod call;
 mod inputs;
+mod made;
 mod operand;
 mod result;
 
@@ -20,6 +21,7 @@ use crate::preflight::Report;
 use crate::proto::{FunctionProto, GraphProto, NodeProto, OperatorSetIdProto, TensorProto};
 use crate::read::{ReadError, read_tensor};
 use crate::small::SmallFloat;
+use made::Made;
 
 pub use call::Call;
 pub(crate) use call::normalize_axis;
@@ -54,6 +56,7 @@ pub(crate) fn try_import(model: &Model, options: &ImportOptions) -> (Option<Impo
         notes: BTreeSet::new(),
         issues: Vec::new(),
         visited: 0,
+        made: Made::default(),
         functions: Vec::new(),
     };
     let import = importer.run();
@@ -89,6 +92,7 @@ pub(crate) struct Importer<'m> {
     notes: BTreeSet<String>,
     issues: Vec<Issue>,
     visited: usize,
+    made: Made,
     /// Functions that are being expanded.
     functions: Vec<&'m FunctionProto>,
 }
@@ -239,6 +243,10 @@ impl<'m> Importer<'m> {
                 false => Ok(None),
             };
         }
+        if self.made.is_too_much() {
+            // Another issue says it.
+            return Ok(None);
+        }
         let operator = self.operator(node)?;
         let mut inputs = Vec::with_capacity(node.input.len());
         for name in &node.input {
@@ -265,7 +273,10 @@ impl<'m> Importer<'m> {
         let opset = self.opset(&node.domain);
         let mut call = Call::new(self, node, op, attributes, inputs, opset);
         match call.build() {
-            Ok(results) => Ok(Some(results)),
+            Ok(results) => match self.made.count(&self.graph, &results) {
+                Ok(()) => Ok(Some(results)),
+                Err(message) => Err((IssueKind::Unsupported, message)),
+            },
             Err(message) if message == call::UNAVAILABLE => Ok(None),
             Err(message) => Err((IssueKind::Unsupported, message)),
         }

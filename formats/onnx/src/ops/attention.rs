@@ -4,7 +4,7 @@ use meganeura_core::DType;
 use meganeura_core::graph::Value;
 
 use super::matmul::swap_last;
-use super::{OnnxOp, ms, op};
+use super::{OnnxOp, limits, ms, op};
 use crate::element::ElementType;
 use crate::import::{Call, Operand};
 
@@ -110,10 +110,7 @@ pub(super) fn seen(
         [batch, _, rows, keys] => (*batch, *rows, *keys),
         _ => return Err("a mask has two or four dimensions".into()),
     };
-    if batch.saturating_mul(rows).saturating_mul(keys) > 1 << 24 {
-        return Err(format!("a mask of {dims:?} is too large"));
-    }
-    let mut data = Vec::with_capacity(batch * rows * keys);
+    let mut data = Vec::with_capacity(limits::elements(&[batch, rows, keys], "a mask")?);
     for b in 0..batch {
         for i in 0..rows {
             data.extend((0..keys).map(|j| if sees(b, i, j) { 0.0 } else { f32::NEG_INFINITY }));
@@ -352,7 +349,7 @@ fn rotary_of(call: &mut Call, tables: (usize, usize), positions: Option<usize>, 
                 // A single number is where all sequences begin.
                 let at: Value = match at_dims.iter().product::<usize>() {
                     1 if batch * rows > 1 => {
-                        let counting = graph.constant_u32((0..rows as u32).collect(), &[rows]);
+                        let counting = limits::counting(graph, &[rows])?;
                         let first = graph.reshape(at, &[1]);
                         let one = graph.add(counting, first);
                         let one = graph.reshape(one, &[1, rows]);
@@ -399,8 +396,8 @@ fn embed_layer_norm(call: &mut Call) -> Built {
     let words = graph.cast(words, DType::U32);
     let mut sum: Value = graph.gather_axis(table, words, 0).into();
     let positions = match call.optional(8)? {
-        Some(given) => call.graph().cast(given, DType::U32),
-        None => call.graph().constant_u32((0..*rows as u32).collect(), &[1, *rows]),
+        Some(given) => call.graph().cast(given, DType::U32).into(),
+        None => limits::counting(call.graph(), &[1, *rows])?,
     };
     let table = call.value(3)?;
     let graph = call.graph();

@@ -5,14 +5,11 @@ use meganeura_core::graph::{Graph, Value};
 use meganeura_core::ops::{Conv1dOptions, Conv2dOptions, ConvTranspose2dOptions};
 
 use super::window::{Windows, declared_pads};
-use super::{OnnxOp, op};
+use super::{OnnxOp, limits, op};
 use crate::element::ElementType;
 use crate::import::{Call, Operand};
 
 type Built = Result<Vec<Operand>, String>;
-
-/// Kernels with more taps along the first of three axes are not taken apart.
-const MAX_TAPS: usize = 1 << 10;
 
 pub(super) const OPS: &[OnnxOp] = &[
     op("Conv", 1, conv).partly("more than three axes"),
@@ -91,9 +88,10 @@ pub(super) fn convolve(call: &mut Call, x: Value, w: Value) -> Result<Value, Str
             // The first axis by a sum over the taps of the kernel, each a convolution of all slices as a batch.
             let (n, c) = (x_dims[0], x_dims[1]);
             let depth = windows.out[0];
+            let taps = limits::parts(windows.kernel[0], "taps of a kernel")?;
             let [height, width] = [2, 3].map(|i| graph.shape(x).get(i + 1).copied().unwrap_or(0));
             let mut sum: Option<Value> = None;
-            for tap in 0..windows.kernel[0] {
+            for tap in 0..taps {
                 let start = tap * windows.dilations[0];
                 let end = start + (depth - 1) * windows.strides[0] + 1;
                 let slices = graph.slice_strided(
@@ -206,9 +204,7 @@ fn deep_transpose(
     let (n, depth, taps) = (x_dims[0], x_dims[2], w_dims[2]);
     let slices = graph.permute(x, &[0, 2, 1, 3, 4]);
     let slices = graph.reshape(slices, &[n * depth, x_dims[1], x_dims[3], x_dims[4]]);
-    if taps > MAX_TAPS {
-        return Err(format!("a kernel of {w_dims:?} is too large"));
-    }
+    limits::parts(taps, "taps of a kernel")?;
     let last = (taps - 1).saturating_mul(dilation);
     let mut sum: Option<Value> = None;
     for tap in 0..taps {

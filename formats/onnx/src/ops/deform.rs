@@ -7,14 +7,11 @@ use super::conv::add_channels;
 use super::fold::{indices, strides};
 use super::sample::{Padding, joined, number, taps};
 use super::window::Windows;
-use super::{OnnxOp, op};
+use super::{OnnxOp, limits, op};
 use crate::import::{Call, Operand};
 use crate::tensor::element_count;
 
 type Built = Result<Vec<Operand>, String>;
-
-/// Positions of windows with more elements are not made.
-const MAX_POSITIONS: usize = 1 << 24;
 
 pub(super) const OPS: &[OnnxOp] = &[op("DeformConv", 19, deform_conv).partly("more than three axes")];
 
@@ -29,7 +26,7 @@ fn groups(call: &Call, name: &str, channels: usize) -> Result<usize, String> {
 /// Where the elements of a kernel are without offsets, `[axes][taps * points]`.
 fn positions(windows: &Windows) -> Result<Vec<Vec<f32>>, String> {
     let total = [windows.kernel.as_slice(), &windows.out].concat();
-    if element_count(&total).is_none_or(|n| n > MAX_POSITIONS) {
+    if element_count(&total).is_none_or(|n| n > limits::MAX_ELEMENTS) {
         return Err(format!("windows of {:?} are too large", windows.kernel));
     }
     let mut found = vec![Vec::new(); windows.kernel.len()];

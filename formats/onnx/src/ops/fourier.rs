@@ -2,13 +2,10 @@
 
 use meganeura_core::graph::Value;
 
-use super::{OnnxOp, op};
+use super::{OnnxOp, limits, op};
 use crate::import::{Call, Operand};
 
 type Built = Result<Vec<Operand>, String>;
-
-/// Matrices, and frames of a signal, with more elements are not made.
-const MAX_MATRIX: usize = 1 << 24;
 
 pub(super) const OPS: &[OnnxOp] = &[
     op("DFT", 17, dft)
@@ -43,7 +40,7 @@ impl Kind {
     fn matrix(&self, parts_in: usize, parts_out: usize) -> Result<Vec<f32>, String> {
         let (from, to) = self.sizes();
         let (rows, columns) = (from.saturating_mul(parts_in), to.saturating_mul(parts_out));
-        if rows.saturating_mul(columns) > MAX_MATRIX {
+        if rows.saturating_mul(columns) > limits::MAX_ELEMENTS {
             return Err(format!("a transform of {} elements is too long", self.length));
         }
         // Multiples of a right angle are exact, so that what cancels becomes 0.
@@ -131,9 +128,9 @@ fn dft(call: &mut Call) -> Built {
     let axis = call.axis(axis, dims.len())?;
     let (inverse, onesided) = (call.int("inverse", 0)? != 0, call.int("onesided", 0)? != 0);
     let length = match call.known_scalar(1, "the length")? {
-        Some(length) if (1.0..=MAX_MATRIX as f64).contains(&length) => length as usize,
+        Some(length) if (1.0..=limits::MAX_ELEMENTS as f64).contains(&length) => length as usize,
         Some(length) => return Err(format!("a transform of {length} elements is not supported")),
-        None if inverse && onesided => 2 * dims[axis].saturating_sub(1).min(MAX_MATRIX),
+        None if inverse && onesided => 2 * dims[axis].saturating_sub(1).min(limits::MAX_ELEMENTS),
         None => dims[axis],
     };
     let x = call.value(0)?;
@@ -177,7 +174,7 @@ fn stft(call: &mut Call) -> Built {
     }
     let step = step as usize;
     let frames = (size - length) / step + 1;
-    if frames.saturating_mul(length) > MAX_MATRIX || size > u32::MAX as usize {
+    if frames.saturating_mul(length) > limits::MAX_ELEMENTS || size > u32::MAX as usize {
         return Err(format!("{frames} frames of {length} are too many"));
     }
     let places = (0..frames).flat_map(|f| (0..length).map(move |i| (f * step + i) as u32));

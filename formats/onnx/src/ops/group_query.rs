@@ -5,7 +5,7 @@ use meganeura_core::graph::Value;
 
 use super::attention::{join_heads, probabilities, repeat_heads, rotate, seen, softcapped, split_heads};
 use super::matmul::swap_last;
-use super::{OnnxOp, ms};
+use super::{OnnxOp, limits, ms};
 use crate::element::ElementType;
 use crate::import::{Call, Operand};
 
@@ -53,11 +53,10 @@ impl Sizes {
 }
 
 /// `0, 1...` in a shape with one axis of that size, as `i32`.
-fn counting(call: &mut Call, shape: &[usize]) -> Value {
-    let count = shape.iter().product::<usize>() as u32;
+fn counting(call: &mut Call, shape: &[usize]) -> Result<Value, String> {
     let graph = call.graph();
-    let numbers = graph.constant_u32((0..count).collect(), shape);
-    graph.cast(numbers, DType::I32).into()
+    let numbers = limits::counting(graph, shape)?;
+    Ok(graph.cast(numbers, DType::I32).into())
 }
 
 /// Queries, keys and values `[batch, heads, rows, width]`.
@@ -128,7 +127,7 @@ fn angles(call: &mut Call, sizes: Sizes, begin: Begin) -> Result<[Value; 2], Str
         (Some(given), _) => Some(call.graph().cast(given, DType::U32).into()),
         (None, Begin::Known(_)) => None,
         (None, Begin::Each(at)) => {
-            let own = counting(call, &[1, rows]);
+            let own = counting(call, &[1, rows])?;
             let graph = call.graph();
             let at = graph.reshape(at, &[batch, 1]);
             let positions = graph.add(at, own);
@@ -182,8 +181,8 @@ fn written(call: &mut Call, i: usize, new: Value, sizes: Sizes, begin: Begin) ->
         false => old,
     };
     let element = graph.dtype(new);
-    let place = counting(call, &[1, 1, present, 1]);
-    let own = counting(call, &[1, 1, 1, rows]);
+    let place = counting(call, &[1, 1, present, 1])?;
+    let own = counting(call, &[1, 1, 1, rows])?;
     let graph = call.graph();
     let place = graph.sub(place, at);
     let same = graph.equal(place, own);
@@ -219,8 +218,8 @@ fn mask(call: &mut Call, sizes: Sizes, begin: Begin, element: ElementType) -> Re
         })
         .map(Some),
         Begin::Each(at) => {
-            let keys = counting(call, &[1, 1, 1, total]);
-            let own = counting(call, &[1, 1, rows, 1]);
+            let keys = counting(call, &[1, 1, 1, total])?;
+            let own = counting(call, &[1, 1, rows, 1])?;
             let (zero, low) = (call.scalar(element, 0.0), call.scalar(element, f64::NEG_INFINITY));
             let graph = call.graph();
             let last = match causal {

@@ -4,7 +4,7 @@ use meganeura_core::DType;
 use meganeura_core::graph::{NodeId, Value};
 
 use super::fold::{MAX_FOLDED, indices, strides};
-use super::{OnnxOp, op};
+use super::{OnnxOp, limits, op};
 use crate::element::ElementType;
 use crate::import::{Call, Operand};
 use crate::tensor::{Tensor, element_count};
@@ -296,7 +296,7 @@ fn scatter_elements(call: &mut Call) -> Built {
     {
         return Err(format!("operands {} do not fit", call.types()));
     }
-    if element_count(&wanted).is_none_or(|n| n > 1 << 24) {
+    if element_count(&wanted).is_none_or(|n| n > limits::MAX_ELEMENTS) {
         return Err(format!("indices of {wanted:?} are too many"));
     }
     // Offset of each update in the flattened result: what its own place gives, and the index along the axis.
@@ -349,7 +349,7 @@ fn tensor_scatter(call: &mut Call) -> Built {
         "circular" => true,
         other => return Err(format!("mode `{other}` is neither linear nor circular")),
     };
-    if element_count(&piece).is_none_or(|n| n > 1 << 24) || starts.len() != dims[0] {
+    if element_count(&piece).is_none_or(|n| n > limits::MAX_ELEMENTS) || starts.len() != dims[0] {
         return Err(format!("operands {} do not fit", call.types()));
     }
     let steps = strides(&dims);
@@ -439,7 +439,7 @@ fn top_k(call: &mut Call) -> Built {
 
 fn one_hot(call: &mut Call) -> Built {
     let depth = call.known_scalar(1, "the depth")?.ok_or("the depth is missing")?;
-    let depth = depth as usize;
+    let depth = limits::elements(&[depth as usize], "a list of classes")?;
     let dims = call.dims(0)?;
     let axis = call.axis(call.int("axis", -1)?, dims.len() + 1)?;
     let element = call.element(2)?;
@@ -448,9 +448,6 @@ fn one_hot(call: &mut Call) -> Built {
     // Indices outside of the depth give a row without a one, which the graph's own operator refuses.
     let at = super::elementwise::convert(call, at, from, ElementType::I32);
     let counting: Vec<i64> = (0..depth as i64).collect();
-    if depth > 1 << 24 {
-        return Err(format!("{depth} classes are too many"));
-    }
     let Some(counting) = Tensor::integers(ElementType::I32, &[depth], counting).to_constant() else {
         return Err("classes cannot be counted".into());
     };

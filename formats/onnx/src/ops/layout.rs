@@ -1,7 +1,7 @@
 //! Shapes and the order of elements: nothing here computes with them.
 
 use super::fold::{self, MAX_FOLDED, indices, strides};
-use super::{OnnxOp, op};
+use super::{OnnxOp, limits, op};
 use crate::element::ElementType;
 use crate::import::{Call, Operand};
 use crate::read::dimensions;
@@ -137,6 +137,12 @@ fn fold_squeeze(call: &Call, operands: &[Option<&Tensor>]) -> Folded {
 /// Dimensions with new ones of size 1, whose axes count in the result.
 fn unsqueezed(dims: &[usize], axes: &[i64]) -> Result<Vec<usize>, String> {
     let rank = dims.len() + axes.len();
+    if rank > limits::MAX_RANK {
+        return Err(format!(
+            "{rank} axes are more than the {} that a tensor may have",
+            limits::MAX_RANK
+        ));
+    }
     let mut new = vec![false; rank];
     for &axis in axes {
         let axis = crate::import::normalize_axis(axis, rank)?;
@@ -382,7 +388,7 @@ fn range(call: &mut Call) -> Built {
     let bound = |i: usize, what: &str| call.known_scalar(i, what)?.ok_or_else(|| format!("{what} is missing"));
     let (start, limit, step) = (bound(0, "the start")?, bound(1, "the limit")?, bound(2, "the step")?);
     let count = ((limit - start) / step).ceil().max(0.0);
-    if step == 0.0 || !count.is_finite() || count > (1 << 24) as f64 {
+    if step == 0.0 || !count.is_finite() || count > limits::MAX_ELEMENTS as f64 {
         return Err(format!(
             "a range from {start} to {limit} by {step} has too many elements"
         ));
@@ -404,9 +410,7 @@ fn eye_like(call: &mut Call) -> Built {
     let [rows, columns] = dims.as_slice() else {
         return Err(format!("{dims:?} is no matrix"));
     };
-    if element_count(&dims).is_none_or(|n| n > 1 << 24) {
-        return Err(format!("a matrix of {dims:?} is too large"));
-    }
+    limits::elements(&dims, "a matrix")?;
     let k = call.int("k", 0)?;
     let ones = (0..*rows as i64).flat_map(|i| (0..*columns as i64).map(move |j| i64::from(j - i == k)));
     let tensor = match element.is_float() {
@@ -513,7 +517,7 @@ fn reverse_sequence(call: &mut Call) -> Built {
     if batch == time || lengths.len() != dims[batch] {
         return Err(format!("{} lengths for a batch of {}", lengths.len(), dims[batch]));
     }
-    if element_count(&dims).is_none_or(|n| n > 1 << 24) {
+    if element_count(&dims).is_none_or(|n| n > limits::MAX_ELEMENTS) {
         return Err(format!("{dims:?} is too large"));
     }
     let sources: Vec<u32> = indices(&dims)

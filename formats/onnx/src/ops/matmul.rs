@@ -3,7 +3,7 @@
 use meganeura_core::DType;
 use meganeura_core::graph::Value;
 
-use super::{OnnxOp, ms, op};
+use super::{OnnxOp, limits, ms, op};
 use crate::element::ElementType;
 use crate::import::{Call, Operand};
 
@@ -69,6 +69,7 @@ pub(super) fn integer_product(call: &mut Call, a: Value, b: Value) -> Result<Val
         let y = product(call, a, b)?;
         return Ok(call.graph().cast(y, DType::I32).into());
     }
+    limits::parts(terms.div_ceil(MAX_EXACT_TERMS), "parts of a product of integers")?;
     let (a_axis, b_axis) = (a_dims.len() as i32 - 1, b_dims.len() as i32 - 2);
     let mut sum: Option<Value> = None;
     for start in (0..terms).step_by(MAX_EXACT_TERMS) {

@@ -6,7 +6,7 @@ use meganeura_core::graph::Value;
 use super::attention::{join_heads, probabilities, seen, split_heads};
 use super::matmul::swap_last;
 use super::quantized::{centred_matrix, matrix_scale};
-use super::{OnnxOp, ms};
+use super::{OnnxOp, limits, ms};
 use crate::element::ElementType;
 use crate::import::{Call, Operand};
 
@@ -86,7 +86,7 @@ fn key_mask(call: &mut Call, i: usize, sizes: Sizes, element: ElementType) -> Re
         [b, r, n] if b == batch && r == rows && n == keys => ones(call, &[batch, 1, rows, keys]),
         [n] if n > 0 && (n == batch || n == 2 * batch) => {
             let graph = call.graph();
-            let counting = graph.constant_u32((0..keys as u32).collect(), &[1, 1, 1, keys]);
+            let counting = limits::counting(graph, &[1, 1, 1, keys])?;
             let bounds = graph.cast(mask, DType::U32);
             let bounds = graph.reshape(bounds, &[n / batch, batch, 1, 1, 1]);
             let part = |graph: &mut meganeura_core::graph::Graph, at: usize| {

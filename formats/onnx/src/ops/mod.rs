@@ -13,6 +13,7 @@ mod group_query;
 mod index;
 mod known;
 mod layout;
+mod limits;
 mod loss;
 mod matmul;
 mod microsoft_attention;

@@ -3,7 +3,7 @@
 use meganeura_core::DType;
 use meganeura_core::graph::Value;
 
-use super::{OnnxOp, ms, op};
+use super::{OnnxOp, limits, ms, op};
 use crate::element::ElementType;
 use crate::import::{Call, Operand};
 
@@ -219,6 +219,7 @@ fn lrn(call: &mut Call) -> Built {
         .ok()
         .filter(|&s| s > 0)
         .ok_or("size is not positive")?;
+    limits::parts(size, "channels")?;
     let channels = *dims.get(1).ok_or("operand 0 has no channels")?;
     let (alpha, beta, bias) = (
         call.float("alpha", 1e-4)?,

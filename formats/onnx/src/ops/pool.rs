@@ -5,15 +5,12 @@ use meganeura_core::graph::{Graph, NodeId, Value};
 use meganeura_core::ops::Pool2dOptions;
 
 use super::window::Windows;
-use super::{OnnxOp, op};
+use super::{OnnxOp, limits, op};
 use crate::element::ElementType;
 use crate::import::{Call, Operand};
 use crate::read::dimensions;
 
 type Built = Result<Vec<Operand>, String>;
-
-/// Windows of more elements along their axes are not taken apart.
-const MAX_TAPS: usize = 1 << 10;
 
 pub(super) const OPS: &[OnnxOp] = &[
     op("AveragePool", 1, average_pool),
@@ -58,7 +55,7 @@ fn by_axes(
     f: fn(&mut Graph, Value, Value) -> NodeId,
 ) -> Result<Value, String> {
     let count: usize = windows.kernel.iter().fold(0, |sum: usize, k| sum.saturating_add(*k));
-    if count > MAX_TAPS {
+    if count > limits::MAX_PARTS {
         return Err(format!("windows of {:?} are too large", windows.kernel));
     }
     if graph.shape(x).len() != windows.kernel.len() + 2 {
@@ -210,6 +207,10 @@ fn average_pool(call: &mut Call) -> Built {
     let padding = call.int("count_include_pad", 0)? != 0;
     let x = call.value(0)?;
     let area: usize = windows.kernel.iter().product();
+    // Each element of an axis looks at all taps.
+    for (&out, &kernel) in windows.out.iter().zip(&windows.kernel) {
+        limits::elements(&[out, kernel], "a window along an axis")?;
+    }
     let per_axis: Vec<Vec<f64>> = (0..windows.out.len())
         .map(|i| counts(&windows, dims[i + 2], i, padding))
         .collect();
@@ -227,6 +228,7 @@ fn average_pool(call: &mut Call) -> Built {
         let y = call.graph().mul(sum, factor);
         return call.one(y, element);
     }
+    limits::elements(&windows.out, "an image")?;
     let count = super::fold::indices(&windows.out).map(|at| {
         let product: f64 = at.iter().zip(&per_axis).map(|(&i, axis)| axis[i]).product();
         product.max(1.0) as f32

@@ -2,7 +2,7 @@
 
 use meganeura_core::graph::{Graph, Value};
 
-use super::{OnnxOp, op};
+use super::{OnnxOp, limits, op};
 use crate::import::{Call, Operand};
 
 type Built = Result<Vec<Operand>, String>;
@@ -244,12 +244,9 @@ fn terms(mode: &Mode, axis: &Axis, i: usize) -> Result<Terms, String> {
             Some((_, sum)) => *sum += value,
             None => found.push((k, value)),
         }
-    }
-    if found.len() > MAX_TERMS {
-        return Err(format!(
-            "{} elements make one of the result, more than {MAX_TERMS}",
-            found.len()
-        ));
+        if found.len() > MAX_TERMS {
+            return Err(format!("more than {MAX_TERMS} elements make one of the result"));
+        }
     }
     if total != 0.0 {
         found.iter_mut().for_each(|(_, w)| *w /= total);
@@ -344,6 +341,7 @@ fn resize(call: &mut Call) -> Built {
         if axis.from == 0 {
             return Err("an axis without elements cannot be resized".into());
         }
+        limits::elements(&[axis.to], "an axis")?;
         let lists: Vec<Terms> = (0..axis.to).map(|k| terms(&mode, axis, k)).collect::<Result<_, _>>()?;
         y = along(call.graph(), y, i, &lists, mode.extrapolation);
     }

@@ -5,15 +5,12 @@ use meganeura_core::graph::{Graph, NodeId, Value};
 
 use super::fold::{indices, strides};
 use super::matmul::swap_last;
-use super::{OnnxOp, op};
+use super::{OnnxOp, limits, op};
 use crate::import::{Call, Operand};
 use crate::read::dimensions;
 use crate::tensor::element_count;
 
 type Built = Result<Vec<Operand>, String>;
-
-/// Grids with more elements are not made.
-const MAX_GRID: usize = 1 << 24;
 
 pub(super) const OPS: &[OnnxOp] = &[
     op("AffineGrid", 20, affine_grid).partly("a size that depends on the data of an input"),
@@ -183,6 +180,7 @@ fn grid_sample(call: &mut Call) -> Built {
     let sizes = &dims[2..];
     let area: usize = sizes.iter().product();
     let points: usize = grid_dims[1..=axes].iter().product();
+    limits::elements(&[n], "a list of images")?;
     if n.checked_mul(area).is_none_or(|total| total >= u32::MAX as usize) {
         return Err(format!("an image of {dims:?} is too large"));
     }
@@ -262,7 +260,7 @@ fn affine_grid(call: &mut Call) -> Built {
     if aligned && sizes.contains(&1) {
         return Err(format!("a grid of {size:?} is not supported with align_corners"));
     }
-    let points = element_count(sizes).filter(|&n| n.saturating_mul(axes + 1) <= MAX_GRID);
+    let points = element_count(sizes).filter(|&n| n.saturating_mul(axes + 1) <= limits::MAX_ELEMENTS);
     let points = points.ok_or_else(|| format!("a grid of {size:?} is too large"))?;
     let mut rows = Vec::with_capacity(points * (axes + 1));
     for index in indices(sizes) {
@@ -346,7 +344,7 @@ fn roi_align(call: &mut Call) -> Built {
         && !dims.contains(&0)
         && call.dims(1)? == [regions, 4]
         && call.dims(2)? == [regions]
-        && element_count(&total).is_some_and(|n| (1..=MAX_GRID).contains(&n))
+        && element_count(&total).is_some_and(|n| (1..=limits::MAX_ELEMENTS).contains(&n))
         && element_count(&[dims[0], dims[2], dims[3]]).is_some_and(|n| n < u32::MAX as usize);
     if !fits {
         return Err(format!("operands {} are not supported", call.types()));

@@ -2,7 +2,7 @@
 
 use meganeura_core::graph::{Graph, NodeId, Value};
 
-use super::{OnnxOp, op};
+use super::{OnnxOp, limits, op};
 use crate::element::ElementType;
 use crate::import::{Call, Operand};
 use crate::tensor::Tensor;
@@ -72,7 +72,7 @@ pub(super) fn atan(g: &mut Graph, x: Value) -> NodeId {
 fn window(call: &mut Call, factors: &[f64]) -> Built {
     let element = ElementType::from_number(call.int("output_datatype", 1)?)?;
     let size = call.known_scalar(0, "the size")?.ok_or("the size is missing")?;
-    if !(0.0..=(1 << 24) as f64).contains(&size) {
+    if !(0.0..=limits::MAX_ELEMENTS as f64).contains(&size) {
         return Err(format!("a window of {size} elements cannot be made"));
     }
     let count = size as usize;
@@ -121,7 +121,7 @@ fn mel_weights(call: &mut Call) -> Built {
     let hertz = |mel: f64| 700.0 * (10f64.powf(mel / 2595.0) - 1.0);
     let step = (mel(high) - mel(low)) / (bins + 2.0);
     let edge = |i: usize| ((length + 1.0) * hertz(mel(low) + i as f64 * step) / rate).floor();
-    let mut data = vec![0.0; rows * columns];
+    let mut data = vec![0.0; limits::elements(&[rows, columns], "a matrix")?];
     for column in 0..columns {
         let (start, center, end) = (edge(column), edge(column + 1), edge(column + 2));
         for row in 0..rows {

@@ -5,7 +5,7 @@ use meganeura_core::graph::Value;
 
 use super::fold::{indices, strides};
 use super::layout::KNOWN_SHAPE;
-use super::{OnnxOp, op};
+use super::{OnnxOp, limits, op};
 use crate::element::ElementType;
 use crate::import::{Call, Operand};
 use crate::read::dimensions;
@@ -32,7 +32,8 @@ fn parts(call: &Call, size: usize) -> Result<Vec<usize>, String> {
         };
     }
     let count = usize::try_from(call.int("num_outputs", call.result_count() as i64)?).unwrap_or(0);
-    if count == 0 || count > size.max(1) {
+    // Where it is given, there are as many results.
+    if count != call.result_count() || count == 0 || count > size.max(1) {
         return Err(format!("{size} elements cannot be split into {count} parts"));
     }
     let each = size.div_ceil(count);
@@ -269,9 +270,7 @@ fn mirrored_pad(
         return Err("an axis without elements cannot be padded with them".into());
     }
     let total = (size as usize).saturating_add(low).saturating_add(high);
-    if total > 1 << 24 {
-        return Err(format!("an axis of {total} elements is too long for mode `{mode}`"));
-    }
+    limits::elements(&[total], "an axis")?;
     let source = |i: usize| -> u32 {
         let at = i as i64 - low as i64;
         let at = match mode {

@@ -5,15 +5,12 @@ use meganeura_core::graph::Value;
 
 use super::fold::{indices, strides};
 use super::window::declared_pads;
-use super::{OnnxOp, op};
+use super::{OnnxOp, limits, op};
 use crate::import::{Call, Operand};
 use crate::read::dimensions;
 use crate::tensor::element_count;
 
 type Built = Result<Vec<Operand>, String>;
-
-/// Images and blocks with more elements are not put together.
-const MAX_ELEMENTS: usize = 1 << 24;
 
 pub(super) const OPS: &[OnnxOp] = &[
     op("Col2Im", 18, col2im).partly("shapes that depend on the data of an input"),
@@ -48,8 +45,8 @@ fn col2im(call: &mut Call) -> Built {
     };
     let taps = element_count(&block).unwrap_or(0);
     let area = element_count(&image).unwrap_or(0);
-    let columns = taps.checked_mul(*count).filter(|&n| n > 0 && n <= MAX_ELEMENTS);
-    let fits = block.len() == axes && (1..=MAX_ELEMENTS).contains(&area) && *batch > 0;
+    let columns = taps.checked_mul(*count).filter(|&n| n > 0 && n <= limits::MAX_ELEMENTS);
+    let fits = block.len() == axes && (1..=limits::MAX_ELEMENTS).contains(&area) && *batch > 0;
     let (Some(columns), true) = (columns.filter(|_| rows.is_multiple_of(taps)), fits) else {
         let types = call.types();
         return Err(format!("operands {types} do not fit blocks of {block:?} of {image:?}"));
@@ -119,9 +116,9 @@ fn max_unpool(call: &mut Call) -> Built {
         shape.push(size.ok_or_else(|| format!("windows of {kernel:?} do not fit {dims:?}"))?);
     }
     let wanted = wanted.unwrap_or_else(|| shape.clone());
-    let total = element_count(&shape).filter(|&n| n <= MAX_ELEMENTS);
+    let total = element_count(&shape).filter(|&n| n <= limits::MAX_ELEMENTS);
     let larger = wanted.len() == shape.len() && wanted.iter().zip(&shape).all(|(w, s)| w >= s);
-    let fits = larger && element_count(&wanted).is_some_and(|n| n <= MAX_ELEMENTS);
+    let fits = larger && element_count(&wanted).is_some_and(|n| n <= limits::MAX_ELEMENTS);
     let (Some(total), true) = (total, fits) else {
         return Err(format!("{shape:?} cannot become {wanted:?}"));
     };
