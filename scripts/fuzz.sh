@@ -8,7 +8,8 @@
 #
 # It ends with the number of executions. A case that crashes, takes longer than TIMEOUT seconds (20), or more memory than
 # MEMORY MiB (2048) is made small and kept in fuzz/found/TARGET, and the script fails. What reaches new code is kept in
-# fuzz/corpus, and is begun with the next time. SANITIZER=address also sees wrong accesses of memory, at half the speed.
+# fuzz/corpus, and is begun with the next time; `onnx` begins with the models in the folder MEGANEURA_ONNX_CASES
+# (scripts/verify-external/write_onnx_cases.py) as well. SANITIZER=address also sees wrong accesses of memory, at half the speed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -101,13 +102,22 @@ repeat() {
 
 fuzz() {
     local name=$1 end=$((SECONDS + $2 * 60)) begin=$SECONDS executions=0 count
-    mkdir -p "fuzz/corpus/$name" "$work/$name"
+    mkdir -p "fuzz/corpus/$name" "$work/$name" "$work/more"
+    # Small models of all operators, which the repository does not have.
+    if [ "$name" = onnx ] && [ -d "${MEGANEURA_ONNX_CASES:-}" ]; then
+        local model models=0
+        while read -r model; do
+            models=$((models + 1))
+            cp "$model" "$work/more/$models"
+        done < <(find "$MEGANEURA_ONNX_CASES" -name model.onnx -size -32k)
+        echo "onnx: begins with $models models of MEGANEURA_ONNX_CASES as well"
+    fi
     repeat "$name"
     while [ $((end - SECONDS)) -gt 0 ]; do
         # Anew from time to time: names and operators of plugins are never given back.
         local status=0
         run "$name" -max_total_time=$((end - SECONDS)) -runs=2000000 -artifact_prefix="$work/$name/" \
-            "fuzz/corpus/$name" >"$work/log" 2>&1 || status=$?
+            "fuzz/corpus/$name" "$work/more" >"$work/log" 2>&1 || status=$?
         count=$(sed -n 's/^stat::number_of_executed_units: *//p' "$work/log" | tail -n 1)
         executions=$((executions + ${count:-0}))
         [ "$status" != 0 ] || continue

@@ -133,7 +133,7 @@ fn curve(workload: &Workload, on: &BenchDevice, precision: Precision, steps: usi
     let mut session = workload.session(on, precision)?;
     let dispatches = || session.plan().step_dispatches();
     let dispatches = [dispatches().count(), dispatches().filter(|d| d.use_coop).count()];
-    let mut losses = Vec::with_capacity(steps);
+    let mut losses = Vec::new();
     for _ in 0..steps {
         session.try_step()?;
         let mut loss = [0.0];

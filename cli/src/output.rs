@@ -143,12 +143,19 @@ pub(crate) fn notice(text: impl Display) -> io::Result<()> {
     }
 }
 
+/// A text whose lines end early: values of files are in errors, and may be of any length.
+fn with_short_lines(text: &str) -> String {
+    const LONGEST: usize = 2000;
+    let lines: Vec<String> = text.split('\n').map(|line| shortened(line, LONGEST)).collect();
+    lines.join("\n")
+}
+
 /// Prints an error and its causes to standard error.
 pub(crate) fn report(error: &dyn Error) {
-    let mut text = format!("error: {error}\n");
+    let mut text = format!("error: {}\n", with_short_lines(&error.to_string()));
     let mut cause = error.source();
     while let Some(inner) = cause {
-        text += &format!("  caused by: {inner}\n");
+        text += &format!("  caused by: {}\n", with_short_lines(&inner.to_string()));
         cause = inner.source();
     }
     // At once, as other ranks of a distributed run may print theirs. Nobody is left to tell if this fails.

@@ -1,4 +1,4 @@
-//! Ctrl-C and SIGTERM: what is at work ends after its present step, and keeps what it has.
+//! Ctrl-C, SIGTERM and SIGHUP: what is at work ends after its present step, and keeps what it has.
 
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 
@@ -6,9 +6,9 @@ use crate::output::notice;
 
 /// What the program ends with after Ctrl-C, as shells have it for the signal.
 const INTERRUPTED: i32 = 130;
-/// After SIGTERM.
+/// To the number of another signal.
 #[cfg(unix)]
-const TERMINATED: i32 = 143;
+const SIGNALLED: i32 = 128;
 
 /// What the program is to end with; 0 as long as there was no signal.
 static CODE: AtomicI32 = AtomicI32::new(0);
@@ -31,7 +31,7 @@ pub(crate) fn watch(what: &'static str) {
     }
 }
 
-/// From now on SIGTERM, as `kill` and schedulers of jobs send it, does the same.
+/// From now on SIGTERM, as `kill` and schedulers of jobs send it, does the same, and SIGHUP, as a terminal does that is closed.
 pub(crate) fn watch_termination() {
     static WATCHES: AtomicBool = AtomicBool::new(false);
     if !WATCHES.swap(true, Ordering::Relaxed) {
@@ -57,28 +57,34 @@ pub(crate) fn exit_code() -> u8 {
 
 #[cfg(unix)]
 mod terminate {
-    use super::{CODE, Ordering, TERMINATED};
+    use super::{CODE, Ordering, SIGNALLED};
 
-    extern "C" fn note(_: libc::c_int) {
-        if CODE.swap(TERMINATED, Ordering::Relaxed) != 0 {
+    extern "C" fn note(signal: libc::c_int) {
+        let code = SIGNALLED + signal;
+        if CODE.swap(code, Ordering::Relaxed) != 0 {
             // SAFETY: it ends the process, and may be called in a handler of a signal.
-            unsafe { libc::_exit(TERMINATED) }
+            unsafe { libc::_exit(code) }
         }
     }
 
     pub(super) fn watch() {
+        for signal in [libc::SIGTERM, libc::SIGHUP] {
+            handle(signal);
+        }
+    }
+
+    fn handle(signal: libc::c_int) {
         // SAFETY: the structures are there and whole; the handler only touches an atomic number, or ends the process.
         unsafe {
             let mut old: libc::sigaction = std::mem::zeroed();
-            if libc::sigaction(libc::SIGTERM, std::ptr::null(), &raw mut old) != 0 || old.sa_sigaction != libc::SIG_DFL
-            {
+            if libc::sigaction(signal, std::ptr::null(), &raw mut old) != 0 || old.sa_sigaction != libc::SIG_DFL {
                 // Whoever ignores it, or handles it, has a reason.
                 return;
             }
             let mut new: libc::sigaction = std::mem::zeroed();
             new.sa_sigaction = note as extern "C" fn(libc::c_int) as libc::sighandler_t;
             new.sa_flags = libc::SA_RESTART;
-            libc::sigaction(libc::SIGTERM, &raw const new, std::ptr::null_mut());
+            libc::sigaction(signal, &raw const new, std::ptr::null_mut());
         }
     }
 }

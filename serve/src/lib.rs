@@ -105,12 +105,15 @@ impl ServerOptions {
         if self
             .api_key
             .as_ref()
-            .is_some_and(|key| key.is_empty() || !key.is_ascii())
+            .is_some_and(|key| key.is_empty() || !key.bytes().all(|b| b.is_ascii_graphic()))
         {
             return Err(Error::misuse(
-                "the API key is empty, or has other characters than ASCII",
+                "the API key is empty, or has other characters than printable ASCII without spaces",
                 "use letters and digits",
             ));
+        }
+        if self.model_name().is_empty() {
+            return Err(Error::misuse("the model has an empty name", "give another --name"));
         }
         if self.max_connections == 0 || self.max_body_bytes == 0 {
             return Err(Error::misuse(

@@ -1,7 +1,7 @@
 //! `meganeura explain`.
 
 use std::error::Error;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use meganeura::build::prepare;
@@ -18,6 +18,7 @@ use super::onnx::{self, DimOptions};
 use super::planned::Planned;
 use super::scaling::ScalingOptions;
 use super::{Outcome, kernels, page};
+use crate::commands::outputs::keep_inputs;
 use crate::output::{line, lines};
 
 /// Options of `explain`.
@@ -94,6 +95,8 @@ pub(crate) fn run(args: &Args) -> Outcome {
         }
         return Ok(ExitCode::SUCCESS);
     };
+    // A preset's name may be that of a file, which is not read then; it is not replaced either.
+    keep_inputs(&[("--html", args.html.as_deref())], [Path::new(name)])?;
     let (graph, rows) = subject(name, args)?;
     let settings = Config::load()?;
     let simulated = Simulated::discrete_gpu();

@@ -9,6 +9,7 @@ use serde_json::json;
 
 use super::Outcome;
 use super::language::{ModelArgs, show, summary};
+use crate::commands::outputs::keep_inputs;
 use crate::output::{line, notice};
 use crate::signals;
 
@@ -42,6 +43,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
         signals::watch_termination();
     }
     let folder = args.model.folder()?;
+    keep_inputs(&[("--logits", args.logits.as_deref())], [folder.as_path()])?;
     let config = ModelConfig::open(&folder)?;
     // Tokens that are given need no tokenizer, though their text is shown if there is one.
     let needs_none = args.prompt_ids.is_some() && folder.is_dir() && !folder.join("tokenizer.json").exists();

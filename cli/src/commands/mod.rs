@@ -16,6 +16,7 @@ mod language;
 pub(crate) mod models;
 pub(crate) mod onnx;
 pub(crate) mod ops;
+mod outputs;
 mod page;
 mod planned;
 pub(crate) mod plugins;

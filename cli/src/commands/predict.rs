@@ -18,6 +18,7 @@ use super::evaluation::evaluation_page;
 use super::precision::Choice;
 use super::ranks::{RankOptions, Ranks};
 use super::train::targets;
+use crate::commands::outputs::keep_inputs;
 use crate::output::{line, notice};
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
@@ -70,6 +71,20 @@ struct Shared {
     /// Precision of matmuls and convolutions [default: the device's]
     #[arg(long, value_enum)]
     precision: Option<Choice>,
+}
+
+impl Shared {
+    /// Files and folders that are read.
+    fn inputs(&self) -> impl Iterator<Item = &Path> {
+        let Source {
+            csv,
+            npz,
+            image,
+            images: _,
+        } = &self.source;
+        let files = csv.iter().chain(npz).chain(image);
+        std::iter::once(&self.model).chain(files).map(PathBuf::as_path)
+    }
 }
 
 /// Where the examples are.
@@ -162,6 +177,7 @@ struct Examples {
 }
 
 pub(crate) fn predict(args: &PredictArgs) -> Outcome {
+    keep_inputs(&[("--output", args.output.as_deref())], args.shared.inputs())?;
     let (mut predictor, examples) = open(&args.shared, None)?;
     let predictions = predictor.predict(&examples.features)?;
     let rows = || examples.names.iter().zip(&predictions);
@@ -193,6 +209,7 @@ pub(crate) fn evaluate(args: &EvaluateArgs) -> Outcome {
 }
 
 fn evaluate_as_rank(args: &EvaluateArgs, ranks: &Ranks) -> Outcome {
+    keep_inputs(&[("--html", args.html.as_deref())], args.shared.inputs())?;
     let (mut predictor, examples) = open(&args.shared, Some(&args.y))?;
     let Some(labelled) = &examples.labelled else {
         let file = printable(examples.features.name());

@@ -7,13 +7,16 @@ use std::time::{Duration, Instant};
 
 use super::{meganeura, run};
 
-/// Whether this process ignores the signal, as in the background of a script: its children then do so, too.
+/// Whether this process ignores Ctrl-C, as in the background of a script: its children then do so, too.
 fn is_ignored() -> bool {
-    const SIGINT: u32 = 2;
+    ignores(2)
+}
+
+fn ignores(signal: u32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let mask = mask.and_then(|text| u64::from_str_radix(text.trim(), 16).ok());
-    mask.is_some_and(|mask| mask >> (SIGINT - 1) & 1 == 1)
+    mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
 }
 
 fn interrupt(child: &Child) {
@@ -118,13 +121,25 @@ fn training_is_saved_and_goes_on() {
 
 #[test]
 fn sigterm_saves_as_well() {
+    saves_after("-TERM", 143);
+}
+
+/// A terminal that is closed.
+#[test]
+fn sighup_saves_as_well() {
+    if !ignores(1) {
+        saves_after("-HUP", 129);
+    }
+}
+
+fn saves_after(name: &str, expected: i32) {
     let folder = tempfile::tempdir().expect("a folder");
     let train = "train digits --epochs 100000 --lr 0.001 --checkpoint run --every 100000000 --device cpu";
     let (child, mut out) = start(folder.path(), train, "epoch      1/");
-    signal(&child, "-TERM");
+    signal(&child, name);
     let (mut rest, (code, err)) = (String::new(), end(child));
     out.read_to_string(&mut rest).expect("text");
-    assert_eq!(code, Some(143), "{err}");
+    assert_eq!(code, Some(expected), "{err}");
     let command = format!("  meganeura {train} --resume\n");
     assert!(rest.contains("test accuracy") && err.contains(&command), "{rest}{err}");
     let step = err
@@ -137,8 +152,8 @@ fn sigterm_saves_as_well() {
         &format!("{train} --resume"),
         &format!("resumed after step {step}"),
     );
-    signal(&child, "-TERM");
-    assert_eq!(end(child).0, Some(143));
+    signal(&child, name);
+    assert_eq!(end(child).0, Some(expected));
 }
 
 #[test]

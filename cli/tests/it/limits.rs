@@ -55,6 +55,15 @@ fn devices_and_pipes_are_refused_wherever_a_file_is_asked_for() {
                 special,
             ],
             &["check", special],
+            &[
+                "conformance",
+                "--device",
+                "cpu",
+                "--filter",
+                "core.relu",
+                "--expected",
+                special,
+            ],
         ] {
             let err = refused(&mut meganeura(args));
             assert!(err.contains("not a regular file"), "{args:?}: {err}");

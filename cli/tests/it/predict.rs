@@ -173,6 +173,29 @@ fn what_does_not_fit_the_model_is_said() {
 }
 
 #[test]
+fn what_is_read_is_not_replaced() {
+    let folder = trained();
+    let path = folder.path();
+    let before = [fs::read(path.join("flowers.csv")), fs::read(path.join("m/model.json"))];
+    let before = before.map(|bytes| bytes.expect("readable"));
+    for args in [
+        "predict --model m --csv flowers.csv --output flowers.csv",
+        "predict --model m --csv flowers.csv --output m/model.json",
+        "evaluate --model m --csv flowers.csv --html m/model.json",
+        "train --csv flowers.csv --label species --log flowers.csv",
+        "export m --out m/model.json",
+    ] {
+        let (ok, _, err) = run_in(path, &args.split(' ').collect::<Vec<_>>());
+        assert!(
+            !ok && err.contains("would replace what the command reads"),
+            "{args}: {err}"
+        );
+    }
+    let after = [fs::read(path.join("flowers.csv")), fs::read(path.join("m/model.json"))];
+    assert!(after.map(|bytes| bytes.expect("readable")) == before);
+}
+
+#[test]
 fn images_go_through_arrays() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path();

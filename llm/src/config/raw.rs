@@ -390,10 +390,11 @@ impl Raw {
 
     /// Rotary positions, of heads of so many elements.
     fn positions(&mut self, family: &str, usual: &Usual, head_dim: usize, path: &Path) -> Result<Positions> {
+        // Where a file has both, the older name is the one that transformers reads.
         let mut rope = self
-            .rope_parameters
+            .rope_scaling
             .take()
-            .or(self.rope_scaling.take())
+            .or(self.rope_parameters.take())
             .unwrap_or_default();
         let local = rope.sliding_attention.take();
         let rope = match rope.full_attention.take() {

@@ -25,6 +25,10 @@ fn older_spellings_of_positions() {
     assert_eq!(config.network.rope_scaling, RopeScaling::Linear { factor: 2.0 });
     assert_eq!(config.stop, [1, 2]);
     assert!(!config.network.tied_embeddings);
+    // As transformers 5 takes them.
+    let both = format!(r#"{old}, "rope_parameters": {{"rope_type": "default", "rope_theta": 1e4}}"#);
+    let config = parse(&both).expect("a model");
+    assert_eq!(config.network.rope_scaling, RopeScaling::Linear { factor: 2.0 });
     let dynamic = r#""model_type": "llama", "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}"#;
     assert_eq!(parse(dynamic).expect("a model").network.rope_scaling, RopeScaling::None);
 }

@@ -64,13 +64,21 @@ impl Tokenizer {
     /// [`END_OF_TEXT`] as token 0. Small texts may give fewer tokens.
     ///
     /// # Errors
-    /// Fewer tokens than bytes and the mark take; what the tokenizer says.
+    /// Fewer tokens than bytes and the mark take, or more than 2^20; what the tokenizer says.
     pub fn train(text: &str, vocab: usize) -> Result<Self> {
         const MIN_VOCABULARY: usize = 257;
+        // The largest of published models have a quarter of that. Memory is taken for as many.
+        const MAX_VOCABULARY: usize = 1 << 20;
         if vocab < MIN_VOCABULARY {
             return Err(Error::misuse(
                 format!("a vocabulary of {vocab} tokens has no room for every byte"),
                 format!("use at least {MIN_VOCABULARY}"),
+            ));
+        }
+        if vocab > MAX_VOCABULARY {
+            return Err(Error::misuse(
+                format!("a vocabulary of {vocab} tokens is too large"),
+                format!("use at most {MAX_VOCABULARY}"),
             ));
         }
         let mut trainer = TrainerWrapper::BpeTrainer(
@@ -85,7 +93,7 @@ impl Tokenizer {
         inner
             .with_pre_tokenizer(Some(ByteLevel::default().add_prefix_space(false)))
             .with_decoder(Some(ByteLevel::default()));
-        let trained = inner.train(&mut trainer, std::iter::once(text));
+        let trained = inner.train(&mut trainer, without_long_words(text));
         trained.map_err(|e| Error::misuse(format!("no tokenizer can be learnt from the text: {e}"), ""))?;
         Ok(Tokenizer(inner))
     }
@@ -184,6 +192,25 @@ pub enum TokenBytes {
     Text(Vec<u8>),
     /// A mark, by its name, that no text has.
     Special(String),
+}
+
+/// A text in parts, cut within words of more than so many bytes and nowhere else: the time that it takes to learn from a word grows
+/// with the square of its length.
+fn without_long_words(text: &str) -> impl Iterator<Item = &str> + Send {
+    const LONG: usize = 1000;
+    let mut rest = text;
+    std::iter::from_fn(move || {
+        let mut word = 0;
+        let cut = rest.char_indices().find(|&(at, c)| {
+            if c.is_whitespace() {
+                word = at + c.len_utf8();
+            }
+            at >= word + LONG
+        });
+        let (part, after) = rest.split_at(cut.map_or(rest.len(), |(at, _)| at));
+        rest = after;
+        (!part.is_empty()).then_some(part)
+    })
 }
 
 /// What the library says, also where it panics: its tokenizers are of untrusted files.

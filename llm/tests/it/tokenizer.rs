@@ -79,6 +79,26 @@ fn base64(bytes: &[u8]) -> String {
     text + &"=".repeat(padding)
 }
 
+/// The time to learn from a word grows with the square of its length.
+#[test]
+fn texts_and_vocabularies_of_any_size_are_learnt_from_or_refused() {
+    let begun = std::time::Instant::now();
+    for text in ["a".repeat(300_000), "äö".repeat(100_000)] {
+        let tokenizer = Tokenizer::train(&text, 300).expect("a tokenizer");
+        let tokens = tokenizer.encode_plain(&text).expect("tokens");
+        assert_eq!(tokenizer.decode(&tokens).expect("a text"), text);
+    }
+    assert!(
+        begun.elapsed() < std::time::Duration::from_secs(30),
+        "{:?}",
+        begun.elapsed()
+    );
+    for vocab in [usize::MAX, (1 << 20) + 1] {
+        let error = Tokenizer::train("a text", vocab).expect_err("too large");
+        assert!(error.to_string().contains("use at most"), "{error}");
+    }
+}
+
 #[test]
 fn tokenizers_that_fail_or_never_end_are_errors() {
     let replace =

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use image::imageops::FilterType;
 use image::{DynamicImage, ImageDecoder, ImageReader, Limits};
 
+use meganeura_core::files::free_memory;
+
 use super::dataset::{Dataset, reserve};
 use super::error::DataError;
 
@@ -14,8 +16,8 @@ use super::error::DataError;
 const ENDS: [&str; 4] = ["png", "jpg", "jpeg", "bmp"];
 /// The largest width and height that are decoded.
 const MAX_SIDE: u32 = 1 << 15;
-/// The most memory that a decoder may take.
-const MAX_DECODED_BYTES: u64 = 1 << 30;
+/// The most memory that a decoder may take, or half of what is free.
+const MAX_DECODED_BYTES: u64 = 512 << 20;
 
 /// Images of a folder, with a folder in it for each class.
 #[derive(Clone, Debug, PartialEq)]
@@ -161,7 +163,8 @@ fn decode(path: &Path) -> Result<DynamicImage, DataError> {
     let mut limits = Limits::default();
     limits.max_image_width = Some(MAX_SIDE);
     limits.max_image_height = Some(MAX_SIDE);
-    limits.max_alloc = Some(MAX_DECODED_BYTES);
+    // It is copied while it is turned and resized.
+    limits.max_alloc = Some(free_memory().map_or(MAX_DECODED_BYTES, |free| MAX_DECODED_BYTES.min(free / 2)));
     reader.limits(limits);
     let mut decoder = reader.into_decoder().map_err(damaged)?;
     let orientation = decoder.orientation().map_err(damaged)?;

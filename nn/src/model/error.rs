@@ -20,7 +20,7 @@ pub enum ModelError {
     Data(#[from] DataError),
 
     /// A file or folder could not be read or written.
-    #[error("{}: cannot {action}: {source}", path.display())]
+    #[error("{}: could not be {action}: {source}", path.display())]
     Io {
         /// The file or folder.
         path: PathBuf,

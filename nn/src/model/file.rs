@@ -42,7 +42,7 @@ pub(super) fn save(model: &Model, folder: &Path) -> Result<(), ModelError> {
     let new = NewFolder::begin(folder, FOLDER)?;
     for (name, bytes) in [(WEIGHTS, weights), (JSON, json)] {
         let path = new.path().join(name);
-        fs::write(&path, bytes).map_err(ModelError::io(&path, "write"))?;
+        fs::write(&path, bytes).map_err(ModelError::io(&path, "written"))?;
     }
     Ok(new.put()?)
 }

@@ -46,7 +46,12 @@ pub(super) fn open_at_end(path: &Path) -> io::Result<(File, bool)> {
         .create(true)
         .truncate(false)
         .open(path)?;
-    let mut end = file.metadata()?.len();
+    let found = file.metadata()?;
+    if !found.is_file() {
+        // A device or a pipe has no lines of before, and no end.
+        return Ok((file, false));
+    }
+    let mut end = found.len();
     let mut block = [0; 4096];
     while end > 0 {
         let start = end.saturating_sub(block.len() as u64);

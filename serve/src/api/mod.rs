@@ -145,6 +145,7 @@ fn router(api: Router, open: Router, site: Arc<Site>, bounds: Bounds) -> Router 
         .fallback(unknown_path)
         .method_not_allowed_fallback(wrong_method)
         .layer(DefaultBodyLimit::max(bounds.body_bytes))
+        .layer(middleware::from_fn_with_state(bounds.body_bytes, check_announced))
         .layer(RequestBodyTimeoutLayer::new(bounds.body_timeout))
         .layer(middleware::from_fn_with_state(site, count))
 }
@@ -161,9 +162,23 @@ async fn count(State(site): State<Arc<Site>>, path: Option<MatchedPath>, request
     response
 }
 
+/// Refuses a body that its head says is too large, instead of waiting for the bytes.
+async fn check_announced(State(limit): State<usize>, request: Request, next: Next) -> Result<Response, ApiError> {
+    let announced = request.headers().get(header::CONTENT_LENGTH);
+    let bytes: Option<u64> = announced.and_then(|text| text.to_str().ok()?.parse().ok());
+    match bytes.filter(|&bytes| bytes > limit as u64) {
+        Some(bytes) => {
+            let message = format!("a body of {bytes} bytes is too large; it may have {limit}");
+            Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message))
+        }
+        None => Ok(next.run(request).await),
+    }
+}
+
 async fn authenticate(State(site): State<Arc<Site>>, request: Request, next: Next) -> Result<Response, ApiError> {
     if site.local_only && !names_this_machine(request.headers()) {
-        let message = "without an API key only 127.0.0.1, [::1] and localhost may be the host of a request";
+        let message =
+            "without an API key the host of a request has to be localhost or an address such as 127.0.0.1, not a name";
         return Err(ApiError::new(StatusCode::FORBIDDEN, message));
     }
     if let Some(key) = &site.api_key
@@ -178,8 +193,12 @@ async fn authenticate(State(site): State<Arc<Site>>, request: Request, next: Nex
 /// Whether the host of a request is an address or localhost. A name that somebody else has made stand for this machine would let
 /// the pages of that name ask (DNS rebinding).
 fn names_this_machine(headers: &HeaderMap) -> bool {
-    let Some(host) = headers.get(header::HOST) else {
-        return true;
+    let mut hosts = headers.get_all(header::HOST).iter();
+    let host = match (hosts.next(), hosts.next()) {
+        (None, _) => return true,
+        (Some(host), None) => host,
+        // Whoever is between may have looked at the other one.
+        (Some(_), Some(_)) => return false,
     };
     let Ok(host) = host.to_str() else { return false };
     let name = match host.rsplit_once(':') {

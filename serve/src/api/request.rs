@@ -117,7 +117,7 @@ impl Common {
             temperature: self.temperature.unwrap_or(1.0),
             top_k: self.top_k.filter(|&k| k > 0),
             top_p: self.top_p,
-            min_p: self.min_p.filter(|&p| p > 0.0),
+            min_p: self.min_p.filter(|&p| p != 0.0),
             repetition_penalty: self.repetition_penalty.unwrap_or(1.0),
             seed: self.seed.map_or_else(random, |seed| seed as u64),
         };

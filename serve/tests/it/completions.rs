@@ -208,6 +208,7 @@ fn values_of_other_types_are_named() {
         ("temperature", json!(-1), "-1"),
         ("top_p", json!(2), "2"),
         ("min_p", json!(2), "min-p is 2"),
+        ("min_p", json!(-1), "min-p is -1"),
         ("repetition_penalty", json!(0), "0"),
         ("seed", json!(1.5), "a whole number of 64 bits"),
         ("stop", json!([1]), "a list of texts"),

@@ -68,6 +68,7 @@ fn bodies_that_are_wrong() {
     for (host, status) in [
         ("evil.example:80", 403),
         ("localhost.evil.example", 403),
+        ("localhost\r\nHost: evil.example", 403),
         ("LOCALHOST:1", 200),
         ("[::1]:5", 200),
     ] {
@@ -89,6 +90,12 @@ fn bodies_that_are_too_large() {
         server.send("POST", "/v1/completions", JSON, body.as_bytes()).status,
         413
     );
+    // One that is announced is not waited for.
+    let begun = Instant::now();
+    let head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99999\r\n\r\n";
+    let answer = server.raw(head);
+    assert!(String::from_utf8_lossy(&answer).starts_with("HTTP/1.1 413"));
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
     works(&server);
 }
 

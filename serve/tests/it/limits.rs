@@ -86,7 +86,11 @@ fn a_key_is_asked_for() {
 
 #[test]
 fn other_machines_need_a_key_or_a_word() {
-    for (key, no_auth, said) in [(None, false, "--no-auth"), (Some(""), false, "empty")] {
+    for (key, no_auth, said) in [
+        (None, false, "--no-auth"),
+        (Some(""), false, "empty"),
+        (Some("a\nb"), false, "printable"),
+    ] {
         let mut options = options();
         options.address = [0, 0, 0, 0].into();
         options.api_key = key.map(str::to_owned);

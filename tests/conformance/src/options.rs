@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use meganeura_core::error::{Error, Result};
+use meganeura_core::files::{MAX_SETTINGS, read_text_limited};
 use meganeura_core::precision::Precision;
 use serde::Deserialize;
 
@@ -109,7 +110,7 @@ impl ExpectedFailure {
             reason: String,
         }
         const REMEDY: &str = "write entries [[expected]] with cases = \"PATTERN\" and reason = \"WHY\"";
-        let text = std::fs::read_to_string(path);
+        let text = read_text_limited(path, MAX_SETTINGS);
         let text = text.map_err(|e| Error::file(path, format!("cannot be read: {e}"), "check the path"))?;
         let list: List = toml::from_str(&text)
             .map_err(|e| Error::file(path, format!("is no list of expected failures: {e}"), REMEDY))?;

@@ -10,6 +10,7 @@ use meganeura::onnx::{self, ExportOptions};
 
 use super::{DimOptions, Result, failed};
 use crate::commands::Outcome;
+use crate::commands::outputs::keep_inputs;
 use crate::output::line;
 
 const EXAMPLES: &str = "\
@@ -32,15 +33,19 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
 
-    /// Examples in a batch, for a model folder.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
-    batch: u32,
+    /// Examples in a batch, for a model folder [default: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    batch: Option<u32>,
 
     #[command(flatten)]
     dims: DimOptions,
 }
 
 pub(crate) fn run(args: &Args) -> Outcome {
+    // An ONNX file may be written again in its place: it is read before.
+    if args.model.is_dir() {
+        keep_inputs(&[("--out", Some(&args.out))], [args.model.as_path()])?;
+    }
     match args.model.is_dir() {
         true => folder(args)?,
         false => {
@@ -64,7 +69,7 @@ fn folder(args: &Args) -> Result<()> {
         return Err(format!("--set {name} is for ONNX files").into());
     }
     let model = model::Model::load(&args.model)?;
-    let graph = model.graph(args.batch as usize)?;
+    let graph = model.graph(args.batch.unwrap_or(1) as usize)?;
     let values: HashMap<&str, &[f32]> = model.tensors().map(|(name, _, values)| (name, values)).collect();
     let output = match model.task() {
         Task::Classification { .. } => "probabilities",
@@ -89,6 +94,9 @@ fn folder(args: &Args) -> Result<()> {
 }
 
 fn file(args: &Args) -> Result<()> {
+    if args.batch.is_some() {
+        return Err("--batch is for a model folder; give --dim NAME=N for an ONNX file".into());
+    }
     let model = onnx::Model::open(&args.model)?;
     args.dims.check(&model)?;
     let import = model.import(&args.dims.import_options(&model)?)?;

@@ -35,6 +35,14 @@ pub(super) struct Source {
     pub(super) images: Option<PathBuf>,
 }
 
+impl Source {
+    /// Files that are read.
+    pub(super) fn inputs<'a>(&'a self, files: &'a FileOptions) -> impl Iterator<Item = &'a Path> {
+        let inputs = self.csv.iter().chain(&self.npz).chain(&files.test_csv);
+        inputs.map(PathBuf::as_path)
+    }
+}
+
 /// Options for files of the user. Those for one kind of file conflict with the other kinds: clap does not look
 /// at `requires` when what is required conflicts with what is there.
 #[derive(Debug, clap::Args)]

@@ -20,8 +20,9 @@ use meganeura::nn::trainer::{Evaluation, OptimizerChoice, TrainConfig, TrainRepo
 use serde_json::{Value, json};
 
 use super::Outcome;
+use crate::commands::outputs::keep_inputs;
 use crate::commands::ranks::Ranks;
-use crate::output::{self, line};
+use crate::output::{self, line, shortened};
 use crate::signals;
 pub(crate) use config_file::{effective, with_file};
 pub(crate) use data::targets;
@@ -227,6 +228,9 @@ pub(crate) fn run(args: &Args) -> Outcome {
 }
 
 fn train(args: &Args, ranks: &Ranks) -> Outcome {
+    let inputs = args.source.inputs(&args.files).chain(args.onnx.as_deref());
+    let file = args.out.as_deref().filter(|_| args.onnx.is_some());
+    keep_inputs(&[("--log", args.run.log.as_deref()), ("--out", file)], inputs)?;
     args.run.outlast_reader(args.out.is_some());
     // Before anything that takes time: a path that cannot be written is an error at once.
     let logs = match ranks.is_first() {
@@ -384,11 +388,12 @@ fn introduce(args: &Args, loaded: &Loaded, trainer: &Trainer) -> std::io::Result
             task => {
                 let names = task.classes();
                 let more = if names.len() > MAX { ", ..." } else { "" };
+                let shown: Vec<String> = names.iter().take(MAX).map(|name| shortened(name, 100)).collect();
                 line(format_args!(
                     "{}: examples of shape {shape:?}, {} classes: {}{more}",
                     loaded.name,
                     names.len(),
-                    names[..names.len().min(MAX)].join(", ")
+                    shown.join(", ")
                 ))?;
             }
         }

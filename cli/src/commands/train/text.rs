@@ -20,6 +20,7 @@ use super::options::RunOptions;
 use super::{default_rate, ended, finite, interrupt, introduce_plan, is_interrupted, parameters, steps_per_second};
 use crate::commands::Outcome;
 use crate::commands::language::{locate, storage};
+use crate::commands::outputs::keep_inputs;
 use crate::commands::ranks::Ranks;
 use crate::output::{self, line};
 
@@ -114,6 +115,8 @@ pub(super) fn run(args: &Args) -> Outcome {
 }
 
 fn train(args: &Args, ranks: &Ranks) -> Outcome {
+    let inputs = std::iter::once(&args.data).chain(&args.tokenizer).map(PathBuf::as_path);
+    keep_inputs(&[("--log", args.run.log.as_deref())], inputs)?;
     args.run.outlast_reader(args.out.is_some());
     // Before anything that takes time: what cannot be written is an error at once.
     let logs = match ranks.is_first() {
