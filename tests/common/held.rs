@@ -25,6 +25,16 @@ impl Held {
         }
     }
 
+    /// The less of each.
+    #[allow(dead_code, reason = "not every test looks several times")]
+    pub(crate) fn least(self, other: Self) -> Self {
+        Held {
+            bytes: self.bytes.min(other.bytes),
+            files: self.files.min(other.files),
+            threads: self.threads.min(other.threads),
+        }
+    }
+
     /// Fails where there is more at the end than earlier, but for a tenth and 8 MiB of memory, and so many files and threads.
     pub(crate) fn assert_kept(self, late: Held, name: &str, files: usize, threads: u64) {
         println!("{name}: {self:?}, then {late:?}");

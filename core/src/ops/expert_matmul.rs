@@ -105,10 +105,13 @@ impl ExpertDims {
     /// Work of a call: each row is multiplied by one matrix, and as many matrices are read as rows choose at most.
     fn cost(&self, call: &Call, weights: std::ops::Range<usize>) -> Cost {
         let streaming = Cost::streaming(call, 0).bytes;
-        let all: u64 = call.inputs[weights].iter().map(|ty| ty.bytes() as u64).sum();
+        let all: u64 = call.inputs[weights]
+            .iter()
+            .map(|ty| ty.bytes() as u64)
+            .fold(0, u64::saturating_add);
         let read = match self.experts {
             0 => 0,
-            experts => all / experts as u64 * experts.min(self.rows) as u64,
+            experts => (all / experts as u64).saturating_mul(experts.min(self.rows) as u64),
         };
         let products = (self.rows as u64).saturating_mul(self.n as u64);
         Cost {
@@ -360,7 +363,7 @@ impl Operator for ExpertMatMulWeightGrad {
     fn cost(&self, call: &Call) -> Cost {
         let k = ExpertDims::of_weight_grad(call).map_or(0, |dims| dims.k as u64);
         Cost {
-            flops: 2 * k * call.inputs[0].numel() as u64,
+            flops: (2 * k).saturating_mul(call.inputs[0].numel() as u64),
             ..Cost::streaming(call, 0)
         }
     }

@@ -67,13 +67,14 @@ pub struct Cost {
 }
 
 impl Cost {
-    /// Reads every operand and writes every result once, with some operations per result element.
+    /// Reads every operand and writes every result once, with some operations per result element. What is more than a
+    /// number holds is the largest one: files name any sizes.
     pub fn streaming(call: &Call, flops_per_element: u64) -> Self {
-        let bytes = |types: &[TensorType]| types.iter().map(|t| t.bytes() as u64).sum::<u64>();
-        let results: u64 = call.outputs.iter().map(|t| t.numel() as u64).sum();
+        let types = call.inputs.iter().chain(call.outputs);
+        let results = call.outputs.iter().map(|t| t.numel() as u64);
         Cost {
-            flops: results * flops_per_element,
-            bytes: bytes(call.inputs) + bytes(call.outputs),
+            flops: results.fold(0, u64::saturating_add).saturating_mul(flops_per_element),
+            bytes: types.map(|t| t.bytes() as u64).fold(0, u64::saturating_add),
         }
     }
 }

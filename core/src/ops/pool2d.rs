@@ -260,7 +260,7 @@ pub(super) fn window_attributes() -> AttrDecls {
 }
 
 pub(super) fn cost(call: &Call) -> Cost {
-    let window: usize = call.attrs.sizes::<2>("kernel").map_or(1, |k| k[0] * k[1]);
+    let window: usize = call.attrs.sizes::<2>("kernel").map_or(1, |k| k[0].saturating_mul(k[1]));
     Cost::streaming(call, window as u64)
 }
 

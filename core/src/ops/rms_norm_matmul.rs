@@ -46,6 +46,12 @@ fn expand(cx: &mut Expansion, product: OpRef, attrs: Attrs) -> Result<Vec<Value>
     Ok(vec![out.into(), cx.graph.port(rows, 1)])
 }
 
+/// Operations of a norm of so many elements, and of the products of what follows.
+fn flops(normed: u64, results: u64, others: u64) -> u64 {
+    let products = results.saturating_mul(others).saturating_mul(2);
+    normed.saturating_mul(4).saturating_add(products)
+}
+
 impl Operator for RmsNormMatMul {
     fn name(&self) -> &'static str {
         "core.rms_norm_matmul"
@@ -91,7 +97,7 @@ impl Operator for RmsNormMatMul {
         let numel = |i: usize| call.inputs.get(i).map_or(0, |t| t.numel() as u64);
         let results = call.outputs.first().map_or(0, |t| t.numel() as u64);
         Cost {
-            flops: 4 * numel(0) + 2 * results * numel(1),
+            flops: flops(numel(0), results, numel(1)),
             ..Cost::streaming(call, 0)
         }
     }
@@ -155,7 +161,7 @@ impl Operator for RmsNormQuantizedMatMul {
         let numel = |t: Option<&TensorType>| t.map_or(0, |t| t.numel() as u64);
         let wide = call.inputs.get(1).map_or(0, |t| t.numel() as u64);
         Cost {
-            flops: 4 * numel(call.inputs.first()) + 2 * wide * numel(call.outputs.first()),
+            flops: flops(numel(call.inputs.first()), wide, numel(call.outputs.first())),
             ..Cost::streaming(call, 0)
         }
     }

@@ -1,5 +1,8 @@
 //! Calls that nobody means to make: sample cases with attributes, shapes and types changed at random.
 
+use std::collections::BTreeSet;
+use std::sync::{Mutex, PoisonError};
+
 use meganeura_core::DType;
 use meganeura_core::attrs::{Attr, Attrs};
 use meganeura_core::ops::sample::{Fill, Sample};
@@ -99,10 +102,24 @@ fn change_attr(rng: &mut SplitMix64, attrs: &Attrs) -> Attrs {
                 Attr::Program(_) => {}
             }
         }
-        // Names of attributes are static; those of a test live long enough.
-        next = next.with(Box::leak(name.to_owned().into_boxed_str()), value);
+        next = next.with(for_ever(name), value);
     }
     next
+}
+
+/// A name as a static one, as those of attributes are; the same for equal names, so that nothing is lost (which a sanitizer would
+/// report).
+fn for_ever(name: &str) -> &'static str {
+    static NAMES: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
+    let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
+    match names.get(name) {
+        Some(known) => known,
+        None => {
+            let name: &'static str = Box::leak(name.to_owned().into_boxed_str());
+            names.insert(name);
+            name
+        }
+    }
 }
 
 fn change_input(rng: &mut SplitMix64, sample: &mut Sample) {

@@ -119,6 +119,17 @@ fn issue(change: impl FnOnce(&mut GraphProto)) -> (IssueKind, String) {
     (issue.kind, issue.to_string())
 }
 
+#[test]
+fn operators_that_are_newer_than_this_version_are_noted() {
+    for (version, is_newer) in [(28, false), (9999, true)] {
+        let mut model = small();
+        model.opset_import[0].version = version;
+        let model = Model::from_bytes(model.encode_to_vec()).expect("a model");
+        let notes = model.preflight(&Dims::new()).notes.join("\n");
+        assert_eq!(notes.contains("those after 28 are not known"), is_newer, "{notes}");
+    }
+}
+
 /// What is said of one node `op` of the inputs `a`, `b`... of these sizes, and of integers that are known, `k`.
 fn said_of(op: &str, inputs: &[&str], sizes: &[&[i64]], known: &[i64], attributes: Vec<AttributeProto>) -> String {
     let report = report(|graph| {

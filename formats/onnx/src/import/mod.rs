@@ -32,6 +32,9 @@ pub use result::{Import, ImportOptions, Parameter, TensorInfo};
 /// Functions and branches inside of one another.
 const MAX_DEPTH: usize = 64;
 
+/// The newest version of the operators of ONNX that was looked at (onnx 1.23).
+const NEWEST: i64 = 28;
+
 /// Nodes after functions are expanded and loops unrolled.
 pub(crate) const MAX_NODES: usize = 1 << 20;
 
@@ -124,6 +127,7 @@ impl<'m> Importer<'m> {
         for info in inputs.iter().chain(&outputs) {
             self.note_element(info.element);
         }
+        self.note_versions();
         Some(Import {
             graph: std::mem::take(&mut self.graph),
             inputs,
@@ -441,6 +445,18 @@ impl<'m> Importer<'m> {
     }
 
     /// Notes what a graph computes in another type than the model says.
+    /// Operators of later versions are taken as those of the last one that is known.
+    fn note_versions(&mut self) {
+        let newer = self
+            .model
+            .opsets()
+            .filter(|&(name, version)| name.is_empty() && version > NEWEST);
+        let notes = newer.map(|(_, version)| {
+            format!("operators are of version {version}; those after {NEWEST} are not known, and are taken as those of {NEWEST}")
+        });
+        self.notes.extend(notes);
+    }
+
     fn note_element(&mut self, element: ElementType) {
         let note = match element {
             ElementType::F64 => "float64 is computed in float32",

@@ -517,12 +517,16 @@ fn reverse_sequence(call: &mut Call) -> Built {
     if batch == time || lengths.len() != dims[batch] {
         return Err(format!("{} lengths for a batch of {}", lengths.len(), dims[batch]));
     }
-    if element_count(&dims).is_none_or(|n| n > limits::MAX_ELEMENTS) {
-        return Err(format!("{dims:?} is too large"));
+    if let Some(length) = lengths
+        .iter()
+        .find(|&&length| length < 0 || length as usize > dims[time])
+    {
+        return Err(format!("a length of {length} of {} elements", dims[time]));
     }
+    limits::elements(&dims, "a tensor")?;
     let sources: Vec<u32> = indices(&dims)
         .map(|index| {
-            let (length, at) = (lengths[index[batch]].max(0) as usize, index[time]);
+            let (length, at) = (lengths[index[batch]] as usize, index[time]);
             (if at < length { length - 1 - at } else { at }) as u32
         })
         .collect();
