@@ -156,7 +156,10 @@ fn sizes_that_a_file_only_names_are_refused_before_anything_is_made() {
     let one = |name: &str, i| vec![int_attribute(name, i)];
     let axes: Vec<i64> = (0..60_000).collect();
     for size in [HUGE, 1 << 30, 1 << 25] {
+        let blocks = |op: &str| said_of(op, &["a"], &[&[1, 8, 2, 2]], &[], one("blocksize", size));
         for (said, wanted) in [
+            (blocks("DepthToSpace"), "blocksize = "),
+            (blocks("SpaceToDepth"), "blocksize = "),
             (
                 said_of("LRN", &["a"], &[&[1, 4, 2]], &[], one("size", size)),
                 "channels are more than",

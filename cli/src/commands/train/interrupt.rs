@@ -1,4 +1,4 @@
-//! Ctrl-C and SIGTERM while a model is trained, and signals of `mpirun`.
+//! Ctrl-C, SIGTERM and SIGHUP while a model is trained, and signals of `mpirun`.
 
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,7 +13,7 @@ use crate::signals;
 /// Number of processes that were stopped together.
 static RANKS: AtomicUsize = AtomicUsize::new(1);
 
-/// From now on a Ctrl-C or SIGTERM ends training after the present step. Launchers of distributed runs send SIGTERM to ranks
+/// From now on a Ctrl-C, SIGTERM or SIGHUP ends training after the present step. Launchers of distributed runs send SIGTERM to ranks
 /// that wait for one that is gone, so that it ends these at once.
 pub(super) fn watch(options: &RunOptions) {
     signals::watch("training");

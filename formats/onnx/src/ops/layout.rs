@@ -460,12 +460,15 @@ fn image(call: &Call, i: usize) -> Result<[usize; 4], String> {
     <[usize; 4]>::try_from(dims.as_slice()).map_err(|_| format!("{dims:?} is not [batch, channels, height, width]"))
 }
 
+/// Sides of blocks whose squares can be counted.
+const MAX_BLOCK: usize = 1 << 16;
+
 fn block_size(call: &Call) -> Result<usize, String> {
     let size = call.int("blocksize", 0)?;
     usize::try_from(size)
         .ok()
-        .filter(|&s| s > 0)
-        .ok_or_else(|| format!("blocksize = {size} is not positive"))
+        .filter(|s| (1..=MAX_BLOCK).contains(s))
+        .ok_or_else(|| format!("blocksize = {size} is not from 1 to {MAX_BLOCK}"))
 }
 
 fn depth_to_space(call: &mut Call) -> Built {
@@ -483,7 +486,7 @@ fn depth_to_space(call: &mut Call) -> Built {
     let graph = call.graph();
     let blocks = graph.reshape(x, &split);
     let placed = graph.permute(blocks, &order);
-    let y = graph.reshape(placed, &[n, c / (b * b), h * b, w * b]);
+    let y = graph.reshape(placed, &[n, c / (b * b), h.saturating_mul(b), w.saturating_mul(b)]);
     call.one(y, element)
 }
 
@@ -502,7 +505,7 @@ fn space_to_depth(call: &mut Call) -> Built {
     let graph = call.graph();
     let blocks = graph.reshape(x, &[n, c, h / b, b, w / b, b]);
     let placed = graph.permute(blocks, order);
-    let y = graph.reshape(placed, &[n, c * b * b, h / b, w / b]);
+    let y = graph.reshape(placed, &[n, c.saturating_mul(b * b), h / b, w / b]);
     call.one(y, element)
 }
 
