@@ -42,10 +42,6 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: &Args) -> Outcome {
-    // An ONNX file may be written again in its place: it is read before.
-    if args.model.is_dir() {
-        keep_inputs(&[("--out", Some(&args.out))], [args.model.as_path()])?;
-    }
     match args.model.is_dir() {
         true => folder(args)?,
         false => {
@@ -62,6 +58,8 @@ pub(crate) fn run(args: &Args) -> Outcome {
 }
 
 fn folder(args: &Args) -> Result<()> {
+    // An ONNX file may be written again in its place, a file of a folder not.
+    keep_inputs(&[("--out", Some(&args.out))], [args.model.as_path()])?;
     if let Some((name, _)) = args.dims.dims.first() {
         return Err(format!("--dim {name} is for ONNX files; give --batch for a model folder").into());
     }

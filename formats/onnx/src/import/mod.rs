@@ -444,8 +444,7 @@ impl<'m> Importer<'m> {
         Ok(node.into())
     }
 
-    /// Notes what a graph computes in another type than the model says.
-    /// Operators of later versions are taken as those of the last one that is known.
+    /// Notes operators of later versions, which are taken as those of the last one that is known.
     fn note_versions(&mut self) {
         let newer = self
             .model
@@ -457,6 +456,7 @@ impl<'m> Importer<'m> {
         self.notes.extend(notes);
     }
 
+    /// Notes what a graph computes in another type than the model says.
     fn note_element(&mut self, element: ElementType) {
         let note = match element {
             ElementType::F64 => "float64 is computed in float32",

@@ -26,9 +26,7 @@ fn groups(call: &Call, name: &str, channels: usize) -> Result<usize, String> {
 /// Where the elements of a kernel are without offsets, `[axes][taps * points]`.
 fn positions(windows: &Windows) -> Result<Vec<Vec<f32>>, String> {
     let total = [windows.kernel.as_slice(), &windows.out].concat();
-    if element_count(&total).is_none_or(|n| n > limits::MAX_ELEMENTS) {
-        return Err(format!("windows of {:?} are too large", windows.kernel));
-    }
+    limits::elements(&total, "a list of windows")?;
     let mut found = vec![Vec::new(); windows.kernel.len()];
     for tap in indices(&windows.kernel) {
         for point in indices(&windows.out) {

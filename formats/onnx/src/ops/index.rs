@@ -296,9 +296,7 @@ fn scatter_elements(call: &mut Call) -> Built {
     {
         return Err(format!("operands {} do not fit", call.types()));
     }
-    if element_count(&wanted).is_none_or(|n| n > limits::MAX_ELEMENTS) {
-        return Err(format!("indices of {wanted:?} are too many"));
-    }
+    limits::elements(&wanted, "a list of indices")?;
     // Offset of each update in the flattened result: what its own place gives, and the index along the axis.
     let steps = strides(&dims);
     let own: Vec<u32> = indices(&wanted)

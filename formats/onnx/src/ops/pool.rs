@@ -55,9 +55,7 @@ fn by_axes(
     f: fn(&mut Graph, Value, Value) -> NodeId,
 ) -> Result<Value, String> {
     let count: usize = windows.kernel.iter().fold(0, |sum: usize, k| sum.saturating_add(*k));
-    if count > limits::MAX_PARTS {
-        return Err(format!("windows of {:?} are too large", windows.kernel));
-    }
+    limits::parts(count, "taps of windows")?;
     if graph.shape(x).len() != windows.kernel.len() + 2 {
         return Err(format!(
             "windows of {:?} do not fit {:?}",

@@ -1,5 +1,7 @@
 //! Models that are made here, most of them wrong in one way.
 
+mod sizes;
+
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
@@ -130,81 +132,6 @@ fn operators_that_are_newer_than_this_version_are_noted() {
     }
 }
 
-/// What is said of one node `op` of the inputs `a`, `b`... of these sizes, and of integers that are known, `k`.
-fn said_of(op: &str, inputs: &[&str], sizes: &[&[i64]], known: &[i64], attributes: Vec<AttributeProto>) -> String {
-    let report = report(|graph| {
-        graph.input = ["a", "b"]
-            .iter()
-            .zip(sizes)
-            .map(|(name, dims)| value(name, dims))
-            .collect();
-        graph.node = vec![NodeProto {
-            attribute: attributes,
-            ..node(op, "large", inputs, &["y"])
-        }];
-        graph.initializer = vec![ints("k", known)];
-        graph.output = vec![value("y", &[1])];
-    });
-    report.to_string()
-}
-
-/// Sizes cost a file nothing. Most of these took all memory, or minutes.
-#[test]
-fn sizes_that_a_file_only_names_are_refused_before_anything_is_made() {
-    const HUGE: i64 = 1 << 40;
-    let begun = std::time::Instant::now();
-    let one = |name: &str, i| vec![int_attribute(name, i)];
-    let axes: Vec<i64> = (0..60_000).collect();
-    for size in [HUGE, 1 << 30, 1 << 25] {
-        let blocks = |op: &str| said_of(op, &["a"], &[&[1, 8, 2, 2]], &[], one("blocksize", size));
-        for (said, wanted) in [
-            (blocks("DepthToSpace"), "blocksize = "),
-            (blocks("SpaceToDepth"), "blocksize = "),
-            (
-                said_of("LRN", &["a"], &[&[1, 4, 2]], &[], one("size", size)),
-                "channels are more than",
-            ),
-            (
-                said_of("Hardmax", &["a"], &[&[size]], &[], one("axis", 0)),
-                "is too large",
-            ),
-            (
-                said_of(
-                    "Conv",
-                    &["a", "b"],
-                    &[&[1, 1, 2 * size, 1, 1], &[1, 1, size, 1, 1]],
-                    &[],
-                    vec![],
-                ),
-                "taps of a kernel are more than",
-            ),
-            (
-                said_of("Split", &["a"], &[&[size]], &[], one("num_outputs", size)),
-                "cannot be split",
-            ),
-            (
-                said_of("Resize", &["a", "", "", "k"], &[&[2]], &[size], vec![]),
-                " elements",
-            ),
-            (
-                said_of("OneHot", &["a", "k", "b"], &[&[2], &[2]], &[size], vec![]),
-                "is too large",
-            ),
-            (
-                said_of("Unsqueeze", &["a", "k"], &[&[1]], &axes, vec![]),
-                "axes are more than",
-            ),
-        ] {
-            assert!(said.contains(wanted), "{said:?} lacks {wanted:?}");
-        }
-    }
-    assert!(
-        begun.elapsed() < std::time::Duration::from_secs(10),
-        "{:?}",
-        begun.elapsed()
-    );
-}
-
 #[test]
 fn a_model_is_imported_with_the_names_of_its_file() {
     let model = changed(|_| {});
@@ -322,23 +249,6 @@ fn shapes_that_depend_on_data_are_refused_with_the_operand() {
         message.contains("`reshape`") && message.contains("`shape`") && message.contains("depends on the data"),
         "{message}"
     );
-}
-
-#[test]
-fn sizes_that_overflow_are_errors() {
-    for list in [[i64::MAX, i64::MAX], [1 << 40, 1 << 40], [-5, 2]] {
-        let (_, message) = issue(|g| {
-            g.initializer.push(ints("shape", &list));
-            g.node[1] = node("Expand", "grow", &["p", "shape"], &["y"]);
-        });
-        assert!(message.contains("`grow`"), "{message}");
-    }
-    // Large, but possible: nothing is computed when importing.
-    let report = report(|g| {
-        g.initializer.push(ints("shape", &[1 << 20, 2, 2]));
-        g.node[1] = node("Expand", "grow", &["p", "shape"], &["y"]);
-    });
-    assert!(report.is_supported(), "{report}");
 }
 
 #[test]
