@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Opens, trains, saves and closes sessions for half of MINUTES (10 by default) on the CPU and a Vulkan device, answers thousands of
-# requests of clients of which some leave, and loads, uses and refuses plugins for a tenth of MINUTES. Fails where memory, open files
-# or threads grow, or an answer is not that of the request alone.
+# Opens, trains, saves and closes sessions for a quarter of MINUTES (10 by default) on each of the CPU, a Vulkan device and a CUDA
+# device, answers thousands of requests of clients of which some leave, and loads, uses and refuses plugins for a tenth of MINUTES.
+# Fails where memory, open files or threads grow, or an answer is not that of the request alone.
 # Usage: scripts/soak.sh [MINUTES]
 set -euo pipefail
 cd "$(dirname "$0")/.."
