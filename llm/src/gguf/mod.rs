@@ -9,6 +9,7 @@ mod names;
 pub(crate) mod parts;
 mod pieces;
 mod positions;
+mod pre_tokenizers;
 mod read;
 mod summary;
 mod tokenizer;

@@ -8,6 +8,7 @@ use serde::Serialize;
 use serde_json::{Map, Value as Json, json};
 
 use super::model::without;
+use super::pre_tokenizers::PreTokenizer;
 use super::{Gguf, List, Value, pieces};
 
 /// What a token is, by the numbers of the format: what stands for the unknown, marks that are not shown, words that
@@ -79,36 +80,6 @@ pub(super) struct Around {
     pub(super) normalizer: Json,
     pub(super) pre_tokenizer: Json,
     pub(super) decoder: Json,
-}
-
-/// Files that were made for programs that put the first mark before every text of such a model, unless told otherwise.
-fn is_llama_3(cut: &str) -> bool {
-    matches!(cut, "llama-bpe" | "llama3" | "llama-v3")
-}
-
-/// How text is cut before pairs are merged, by the names that files have for it. Patterns are those of the models' own
-/// tokenizers.
-fn cutting(name: &str) -> Option<Json> {
-    let bytes = |by_words: bool| json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": by_words });
-    let split = |pattern: &str| {
-        let split =
-            json!({ "type": "Split", "pattern": { "Regex": pattern }, "behavior": "Isolated", "invert": false });
-        json!({ "type": "Sequence", "pretokenizers": [split, bytes(false)] })
-    };
-    Some(match name {
-        "default" | "gpt-2" => bytes(true),
-        "smollm" => {
-            let digits = json!({ "type": "Digits", "individual_digits": true });
-            json!({ "type": "Sequence", "pretokenizers": [digits, bytes(true)] })
-        }
-        _ if is_llama_3(name) => split(
-            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-        ),
-        "qwen2" => split(
-            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-        ),
-        _ => return None,
-    })
 }
 
 impl Gguf {
@@ -203,41 +174,40 @@ impl Gguf {
     /// As [`Gguf::tokenizer`].
     pub(crate) fn check_tokenizer(&self) -> Result<()> {
         match self.tokenizer_kind()? {
-            Some("gpt2") => self.cutting().map(drop),
+            Some("gpt2") => self.pre_tokenizer().map(drop),
             Some(pieces::KIND) => Ok(()),
             // The error is the other's.
             _ => self.tokenizer().map(drop),
         }
     }
 
-    /// How text is cut before pairs are merged, and the name of that.
-    fn cutting(&self) -> Result<(&str, Json)> {
-        let cut = self.text("tokenizer.ggml.pre")?.unwrap_or("default");
-        let pre_tokenizer = cutting(cut)
-            .ok_or_else(|| self.unsupported(format!("a tokenizer that cuts text as '{cut}' does"), REMEDY))?;
-        Ok((cut, pre_tokenizer))
+    /// Returns the pre-tokenizer of byte pairs.
+    fn pre_tokenizer(&self) -> Result<&'static PreTokenizer> {
+        const KEY: &str = "tokenizer.ggml.pre";
+        let name = self.text(KEY)?.unwrap_or("default");
+        PreTokenizer::of(name).ok_or_else(|| self.unsupported(format!("the pre-tokenizer '{name}' ('{KEY}')"), REMEDY))
     }
 
     /// Pairs of bytes, merged in the order of a list.
     fn byte_pairs(&self) -> Result<String> {
-        let (cut, pre_tokenizer) = self.cutting()?;
+        let pre_tokenizer = self.pre_tokenizer()?;
         let vocabulary = self.vocabulary()?;
         let merges: Vec<Cow<str>> = self.texts("tokenizer.ggml.merges")?.collect();
         let around = Around {
             normalizer: Json::Null,
-            pre_tokenizer,
+            pre_tokenizer: pre_tokenizer.json(),
             decoder: json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true }),
         };
         let model = Model {
             kind: "BPE",
             vocab: vocabulary.places(),
             merges: merges.iter().map(|merge| Merge::Text(merge)).collect(),
-            ignore_merges: is_llama_3(cut),
+            ignore_merges: pre_tokenizer.ignore_merges,
             byte_fallback: false,
             unk_token: None,
             fuse_unk: false,
         };
-        let marks = [is_llama_3(cut), false];
+        let marks = [pre_tokenizer.add_bos, false];
         self.describe(vocabulary.added(&[CONTROL, ADDED]), around, marks, model)
     }
 

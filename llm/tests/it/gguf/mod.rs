@@ -5,6 +5,7 @@ pub(crate) mod files;
 mod metadata;
 mod parts;
 mod pieces;
+mod pre_tokenizers;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
