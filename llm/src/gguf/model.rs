@@ -118,6 +118,7 @@ impl Gguf {
             ("gemma3", _) => "gemma3_text",
             (family, _) => family,
         };
+        self.check_token_ids()?;
         let mut stop = Vec::new();
         for mark in ["eos", "eot", "eom"] {
             stop.extend(self.mark_id(mark)?.filter(|id| !stop.contains(id)));

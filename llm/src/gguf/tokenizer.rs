@@ -9,7 +9,7 @@ use serde_json::{Map, Value as Json, json};
 
 use super::model::without;
 use super::pre_tokenizers::PreTokenizer;
-use super::{Gguf, List, Value, pieces};
+use super::{Gguf, List, Value, names, pieces};
 
 /// What a token is, by the numbers of the format: what stands for the unknown, marks that are not shown, words that
 /// somebody added, and bytes.
@@ -139,7 +139,47 @@ impl Gguf {
             (Some(pieces::KIND), "eos") => Some(2),
             _ => None,
         };
-        Ok(self.count(&format!("tokenizer.ggml.{name}_token_id"))?.or(usual))
+        Ok(self.token_id(name)?.or(usual))
+    }
+
+    /// Returns the ID of a special token that the file contains.
+    ///
+    /// # Errors
+    /// [`Error::File`](meganeura_core::Error::File): an ID that is not in the vocabulary.
+    fn token_id(&self, name: &str) -> Result<Option<u64>> {
+        let key = format!("tokenizer.ggml.{name}_token_id");
+        let id = self.typed(&key, "no token ID", |value| match *value {
+            Value::Int(id) => Some(id),
+            _ => None,
+        })?;
+        let (Some(id), Some(tokens)) = (id, self.vocabulary_size()?) else {
+            return Ok(id.and_then(|id| u64::try_from(id).ok()));
+        };
+        match u64::try_from(id) {
+            Ok(id) if id < tokens as u64 => Ok(Some(id)),
+            _ => Err(self.damaged(format!(
+                "'{key}' is {id}: expected the ID of one of the {tokens} tokens of the vocabulary"
+            ))),
+        }
+    }
+
+    /// Returns the number of tokens: those of the vocabulary, or the rows of the table of embeddings if the file has no
+    /// vocabulary.
+    fn vocabulary_size(&self) -> Result<Option<usize>> {
+        if let Some(tokens) = self.list("tokenizer.ggml.tokens")? {
+            return Ok(Some(tokens.len()));
+        }
+        let table = self.tensors.get(names::EMBEDDING);
+        Ok(table.and_then(|info| info.shape.first()).copied())
+    }
+
+    /// Checks the IDs of all special tokens.
+    ///
+    /// # Errors
+    /// As [`Gguf::token_id`].
+    pub(super) fn check_token_ids(&self) -> Result<()> {
+        const NAMES: [&str; 8] = ["bos", "eos", "eot", "eom", "unknown", "padding", "seperator", "mask"];
+        NAMES.iter().try_for_each(|name| self.token_id(name).map(drop))
     }
 
     /// A mark, if the vocabulary has one.
@@ -160,6 +200,7 @@ impl Gguf {
     /// # Errors
     /// [`Error::File`](meganeura_core::Error::File): no tokenizer, or one of a kind that is not supported.
     pub(crate) fn tokenizer(&self) -> Result<String> {
+        self.check_token_ids()?;
         match self.tokenizer_kind()? {
             Some("gpt2") => self.byte_pairs(),
             Some(pieces::KIND) => self.pieces(),
@@ -173,6 +214,7 @@ impl Gguf {
     /// # Errors
     /// As [`Gguf::tokenizer`].
     pub(crate) fn check_tokenizer(&self) -> Result<()> {
+        self.check_token_ids()?;
         match self.tokenizer_kind()? {
             Some("gpt2") => self.pre_tokenizer().map(drop),
             Some(pieces::KIND) => Ok(()),
