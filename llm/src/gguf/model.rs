@@ -22,18 +22,18 @@ impl Gguf {
         Ok(format!("{}.{key}", self.architecture()?))
     }
 
-    fn own_count(&self, key: &str) -> Result<Option<u64>> {
+    pub(super) fn own_count(&self, key: &str) -> Result<Option<u64>> {
         self.count(&self.own(key)?)
     }
 
-    fn needed(&self, key: &str) -> Result<u64> {
+    pub(super) fn needed(&self, key: &str) -> Result<u64> {
         let key = self.own(key)?;
         let count = self.count(&key)?.filter(|&count| count > 0);
         count.ok_or_else(|| self.damaged(format!("it has no positive number '{key}'")))
     }
 
     /// A number that nothing can stand in for.
-    fn needed_float(&self, key: &str) -> Result<f64> {
+    pub(super) fn needed_float(&self, key: &str) -> Result<f64> {
         let key = self.own(key)?;
         let number = self.float(&key)?;
         number.ok_or_else(|| self.damaged(format!("it has no number '{key}'")))
@@ -59,7 +59,7 @@ impl Gguf {
     }
 
     /// Rows and columns of a matrix.
-    fn matrix(&self, name: &str) -> Result<[usize; 2]> {
+    pub(super) fn matrix(&self, name: &str) -> Result<[usize; 2]> {
         match self.tensors.get(name).map(|info| info.shape.as_slice()) {
             Some(&[rows, columns]) => Ok([rows, columns]),
             _ => Err(self.damaged(format!("it has no matrix '{name}'"))),

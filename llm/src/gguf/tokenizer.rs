@@ -9,7 +9,7 @@ use serde_json::{Map, Value as Json, json};
 
 use super::model::without;
 use super::pre_tokenizers::PreTokenizer;
-use super::{Gguf, List, Value, names, pieces};
+use super::{Gguf, List, Value, encoder, names, pieces};
 
 /// What a token is, by the numbers of the format: what stands for the unknown, marks that are not shown, words that
 /// somebody added, and bytes.
@@ -41,7 +41,7 @@ pub(super) struct Description<'a> {
     pre_tokenizer: Json,
     post_processor: Json,
     decoder: Json,
-    model: Model<'a>,
+    model: ModelKind<'a>,
 }
 
 #[derive(Serialize)]
@@ -53,6 +53,24 @@ struct Added<'a> {
     lstrip: bool,
     rstrip: bool,
     normalized: bool,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+pub(super) enum ModelKind<'a> {
+    PairMerges(Model<'a>),
+    WordPiece(BertPieces<'a>),
+}
+
+/// A WordPiece model, which takes the longest token at each position of a word.
+#[derive(Serialize)]
+pub(super) struct BertPieces<'a> {
+    #[serde(rename = "type")]
+    pub(super) kind: &'static str,
+    pub(super) vocab: BTreeMap<&'a str, usize>,
+    pub(super) unk_token: &'a str,
+    pub(super) continuing_subword_prefix: &'static str,
+    pub(super) max_input_chars_per_word: usize,
 }
 
 #[derive(Serialize)]
@@ -132,11 +150,14 @@ impl Gguf {
         self.text("tokenizer.ggml.model")
     }
 
-    /// A mark's token, which for vocabularies of SentencePiece has a usual place.
+    /// A mark's token, which for vocabularies of SentencePiece and WordPiece has a usual place.
     pub(super) fn mark_id(&self, name: &str) -> Result<Option<u64>> {
         let usual = match (self.tokenizer_kind()?, name) {
             (Some(pieces::KIND), "bos") => Some(1),
             (Some(pieces::KIND), "eos") => Some(2),
+            (Some(encoder::KIND), "cls") => Some(101),
+            (Some(encoder::KIND), "seperator") => Some(102),
+            (Some(encoder::KIND), "unknown") => Some(100),
             _ => None,
         };
         Ok(self.token_id(name)?.or(usual))
@@ -178,7 +199,17 @@ impl Gguf {
     /// # Errors
     /// As [`Gguf::token_id`].
     pub(super) fn check_token_ids(&self) -> Result<()> {
-        const NAMES: [&str; 8] = ["bos", "eos", "eot", "eom", "unknown", "padding", "seperator", "mask"];
+        const NAMES: [&str; 9] = [
+            "bos",
+            "eos",
+            "eot",
+            "eom",
+            "unknown",
+            "padding",
+            "cls",
+            "seperator",
+            "mask",
+        ];
         NAMES.iter().try_for_each(|name| self.token_id(name).map(drop))
     }
 
@@ -204,6 +235,7 @@ impl Gguf {
         match self.tokenizer_kind()? {
             Some("gpt2") => self.byte_pairs(),
             Some(pieces::KIND) => self.pieces(),
+            Some(encoder::KIND) => self.word_pieces(),
             Some(other) => Err(self.unsupported(format!("a tokenizer of the kind '{other}'"), REMEDY)),
             None => Err(without(self, "tokenizer", REMEDY)),
         }
@@ -217,7 +249,7 @@ impl Gguf {
         self.check_token_ids()?;
         match self.tokenizer_kind()? {
             Some("gpt2") => self.pre_tokenizer().map(drop),
-            Some(pieces::KIND) => Ok(()),
+            Some(pieces::KIND | encoder::KIND) => Ok(()),
             // The error is the other's.
             _ => self.tokenizer().map(drop),
         }
@@ -250,60 +282,66 @@ impl Gguf {
             fuse_unk: false,
         };
         let marks = [pre_tokenizer.add_bos, false];
-        self.describe(vocabulary.added(&[CONTROL, ADDED]), around, marks, model)
+        let added = vocabulary.added(&[CONTROL, ADDED]);
+        self.describe(added, around, self.marks(marks)?, ModelKind::PairMerges(model))
     }
 
-    /// `marks`: whether the first and the last mark are put around texts where the file does not say.
     pub(super) fn describe(
         &self,
         added_tokens: AddedTokens,
         around: Around,
-        marks: [bool; 2],
-        model: Model,
+        post_processor: Json,
+        model: ModelKind,
     ) -> Result<String> {
         let description = Description {
             version: "1.0",
             added_tokens: added_tokens.0,
             normalizer: around.normalizer,
             pre_tokenizer: around.pre_tokenizer,
-            post_processor: self.marks(marks)?,
+            post_processor,
             decoder: around.decoder,
             model,
         };
         serde_json::to_string(&description).map_err(|e| self.damaged(e))
     }
 
-    /// What puts the marks around every text that the file asks for, or that are usual.
-    fn marks(&self, usual: [bool; 2]) -> Result<Json> {
-        let mut marks = Map::new();
-        let mut asked = |name: &str, usual: bool| -> Result<Option<Json>> {
+    /// Returns what puts the marks around every text that the file asks for, or that are usual.
+    pub(super) fn marks(&self, usual: [bool; 2]) -> Result<Json> {
+        let asked = |name: &str, usual: bool| -> Result<Option<Mark>> {
             let key = format!("tokenizer.ggml.add_{name}_token");
             if !self.flag(&key)?.unwrap_or(usual) {
                 return Ok(None);
             }
-            let Some(Mark { id, text }) = self.mark(name)? else {
+            let Some(mark) = self.mark(name)? else {
                 let message = format!("texts get a mark '{name}', but 'tokenizer.ggml.{name}_token_id' is no token");
                 return Err(self.damaged(message));
             };
-            let mark = json!({ "SpecialToken": { "id": text, "type_id": 0 } });
-            marks.insert(text.clone(), json!({ "id": text, "ids": [id], "tokens": [text] }));
             Ok(Some(mark))
         };
-        let (first, last) = (asked("bos", usual[0])?, asked("eos", usual[1])?);
-        if marks.is_empty() {
-            return Ok(Json::Null);
-        }
-        let around = |names: &[&str]| -> Vec<Json> {
-            let texts = names
-                .iter()
-                .map(|name| json!({ "Sequence": { "id": name, "type_id": 0 } }));
-            first.iter().cloned().chain(texts).chain(last.clone()).collect()
-        };
-        Ok(
-            json!({ "type": "TemplateProcessing", "single": around(&["A"]), "pair": around(&["A", "B"]),
-            "special_tokens": marks }),
-        )
+        Ok(template(asked("bos", usual[0])?, asked("eos", usual[1])?))
     }
+}
+
+/// Returns the post-processor that puts marks around every text.
+pub(super) fn template(first: Option<Mark>, last: Option<Mark>) -> Json {
+    let mut marks = Map::new();
+    let mut piece = |mark: Option<Mark>| {
+        mark.map(|Mark { id, text }| {
+            marks.insert(text.clone(), json!({ "id": text, "ids": [id], "tokens": [text] }));
+            json!({ "SpecialToken": { "id": text, "type_id": 0 } })
+        })
+    };
+    let (first, last) = (piece(first), piece(last));
+    if marks.is_empty() {
+        return Json::Null;
+    }
+    let around = |names: &[&str]| -> Vec<Json> {
+        let texts = names
+            .iter()
+            .map(|name| json!({ "Sequence": { "id": name, "type_id": 0 } }));
+        first.iter().cloned().chain(texts).chain(last.clone()).collect()
+    };
+    json!({ "type": "TemplateProcessing", "single": around(&["A"]), "pair": around(&["A", "B"]), "special_tokens": marks })
 }
 
 /// Tokens that are found in a text before anything else.
