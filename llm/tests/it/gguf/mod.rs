@@ -1,6 +1,7 @@
 //! GGUF files that the package `gguf` wrote, against what Hugging Face's transformers makes of the same numbers.
 
 mod bad;
+mod families;
 pub(crate) mod files;
 mod metadata;
 mod parts;
