@@ -199,6 +199,15 @@ fn gguf_files_that_are_no_encoder_are_refused() {
     );
     let blocks = "bert.block_count";
     refused(&with_count(&whole, blocks, 2_000_000_000), &["2000000000 layers"]);
+    for (key, count) in [
+        ("bert.embedding_length", u32::MAX),
+        ("bert.feed_forward_length", u32::MAX),
+        ("bert.embedding_length", 27),
+        ("bert.attention.head_count", 0),
+        ("bert.attention.head_count", 5),
+    ] {
+        assert!(open(&with_count(&whole, key, count)).1.is_err(), "{key}: {count}");
+    }
     let unigram = replaced(&whole, "tokenizer.ggml.model", "tokenizer.ggml.modes");
     let unigram = with_value(&unigram, "tokenizer.ggml.model", super::gguf::files::TEXT, &text("t5"));
     refused(&unigram, &["a tokenizer of the kind 't5'", "tokenizer.json"]);
