@@ -63,8 +63,8 @@ pub struct EncoderConfig {
 }
 
 impl EncoderConfig {
-    /// Whether the `config.json` of a folder is one of a [family](FAMILIES) of encoders, or a GGUF file contains an encoder.
-    /// `false` where it cannot be read.
+    /// Returns whether a folder or a GGUF file contains an encoder of a supported [family](FAMILIES). Files that cannot be read
+    /// contain none.
     pub fn is_one(folder: &Path) -> bool {
         if gguf::is_one(folder) {
             return Gguf::open_part(folder).is_ok_and(|file| file.is_encoder());

@@ -1,7 +1,7 @@
 //! Encoders of the BERT family in GGUF files (architecture `bert`) and their WordPiece vocabularies.
 //!
-//! Keys, defaults and names of tensors are those of llama.cpp's `conversion/bert.py` and `src/llama-vocab.cpp`. The table of
-//! positions of RoBERTa begins at the first position of a text there, so RoBERTa and DistilBERT need no cases of their own.
+//! Keys, defaults and names of tensors come from llama.cpp's `conversion/bert.py` and `src/llama-vocab.cpp`. Its converter removes
+//! the rows before the first position of a text from the positions of RoBERTa. Therefore RoBERTa and DistilBERT load as BERT.
 
 use std::borrow::Cow;
 

@@ -168,7 +168,7 @@ impl Gguf {
             ("residual_multiplier", "residual_scale"),
             ("logits_scaling", "logit_scale"),
         ] {
-            // 0 stands for no scale.
+            // llama.cpp reads 0 as a missing scale.
             if let Some(number) = self.float(&self.own(key)?)?.filter(|&number| number != 0.0) {
                 fields[name] = json!(number);
             }

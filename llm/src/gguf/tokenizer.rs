@@ -150,7 +150,7 @@ impl Gguf {
         self.text("tokenizer.ggml.model")
     }
 
-    /// A mark's token, which for vocabularies of SentencePiece and WordPiece has a usual place.
+    /// Returns the ID of a special token: that of the file, or the default of SentencePiece and WordPiece vocabularies.
     pub(super) fn mark_id(&self, name: &str) -> Result<Option<u64>> {
         let usual = match (self.tokenizer_kind()?, name) {
             (Some(pieces::KIND), "bos") => Some(1),
@@ -184,8 +184,7 @@ impl Gguf {
         }
     }
 
-    /// Returns the number of tokens: those of the vocabulary, or the rows of the table of embeddings if the file has no
-    /// vocabulary.
+    /// Returns the number of tokens in the vocabulary. Without a vocabulary, this is the number of embeddings.
     fn vocabulary_size(&self) -> Result<Option<usize>> {
         if let Some(tokens) = self.list("tokenizer.ggml.tokens")? {
             return Ok(Some(tokens.len()));

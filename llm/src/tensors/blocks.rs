@@ -9,7 +9,7 @@ use super::element::{Element, split_scale};
 pub(super) const SUPER: usize = 256;
 /// Numbers that share a scale where a block has two of them.
 const HALF: usize = BLOCK / 2;
-/// What the 16 integers of IQ4_NL and IQ4_XS stand for, times the scale.
+/// Values of the 16 integers of IQ4_NL and IQ4_XS, before the scale.
 const IQ4_NL: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 /// Twice what the 16 integers of MXFP4 stand for: floating-point numbers of four bits, E2M1 (OCP Microscaling Formats, 2023,
 /// section 5.3.3).
@@ -183,8 +183,8 @@ pub(super) fn read_q2_k(stored: &[u8], out: &mut [f32]) {
 }
 
 /// Q3_K: 32 bytes with the highest bits, 64 bytes with the lower two bits as Q2_K has them, 12 bytes of scales, `d`. Byte `e`
-/// of the first 32 has the bit of element `e` of block `i` at bit `i`. Scales have their lower four bits in bytes 0 to 7, and
-/// two more in the others. 4 is subtracted from integers, and 32 from scales.
+/// of the first 32 has the bit of element `e` of block `i` at bit `i`. Bytes 0 to 7 of the scales contain their lower four bits,
+/// bytes 8 to 11 the upper two. An integer is stored plus 4, a scale plus 32.
 fn q3_k(stored: &[u8], give: &mut impl FnMut(&Block)) {
     let (highest, rest) = stored.split_at(BLOCK);
     let (pairs, rest) = rest.split_at(SUPER / 4);
@@ -210,7 +210,7 @@ fn q3_k(stored: &[u8], give: &mut impl FnMut(&Block)) {
 }
 
 /// IQ4_XS: `d`, 2 bytes with the upper two bits of the scales, 4 bytes with their lower four, 128 bytes of halves in blocks.
-/// 32 is subtracted from scales.
+/// A scale is stored plus 32.
 fn iq4_xs(stored: &[u8], give: &mut impl FnMut(&Block)) {
     let (d, rest) = split_scale(stored);
     let (upper, rest) = rest.split_at(2);

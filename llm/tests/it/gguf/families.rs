@@ -1,4 +1,4 @@
-//! Every family that GGUF files may have is loaded and generates text. For Granite and SmolLM3 see
+//! Every family in GGUF files loads and generates text. For Granite and SmolLM3 see
 //! `scripts/verify-external/make_gguf_families.py`.
 
 use std::collections::BTreeMap;
@@ -75,7 +75,7 @@ fn granite_has_the_logits_and_texts_of_transformers() {
     assert_eq!(continuation(&path("granite_bf16"), None, &prompt, wanted.len()), wanted);
 }
 
-/// Scales that a file does not have, or has as 0, are those of a model without them.
+/// A missing scale and a scale of 0 mean the same.
 #[test]
 fn scales_of_granite_may_be_missing() {
     let whole = std::fs::read(path("granite_bf16")).expect("a fixture");
