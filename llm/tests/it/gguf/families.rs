@@ -98,7 +98,7 @@ fn scales_of_granite_may_be_missing() {
         assert_eq!(without, other, "{key}");
         assert_ne!(without, network, "{key}");
     }
-    let (_folder, path) = file(&replaced(&whole, "granite.block_count", "granite.block_cound"));
+    let (_folder, path) = file(&replaced(&whole, "granite.block_count", "granite.block_limit"));
     says(ModelConfig::open(&path), &["granite.block_count"]);
 }
 
