@@ -345,7 +345,8 @@ impl Checkpoint {
         }
         let of = |element: Element| match (element, element.format()) {
             (_, Some(format)) => WeightStorage::from(format),
-            (Element::F16, None) => WeightStorage::F16,
+            // No format of blocks has the numbers of Q2_K.
+            (Element::F16 | Element::Q2K, None) => WeightStorage::F16,
             (_, None) => WeightStorage::F32,
         };
         let most = self.elements().into_iter().max_by_key(|(_, size)| *size);

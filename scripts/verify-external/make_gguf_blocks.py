@@ -21,7 +21,7 @@ from gguf import GGMLQuantizationType as Type
 
 TARGET = Path(__file__).resolve().parents[2] / "tests/fixtures/gguf/blocks.json"
 ROUNDED = [Type.Q8_0, Type.Q5_1, Type.Q5_0, Type.Q4_1, Type.Q4_0]
-RANDOM = [Type.Q6_K, Type.Q5_K, Type.Q4_K, Type.IQ4_NL, Type.MXFP4]
+RANDOM = [Type.Q6_K, Type.Q5_K, Type.Q4_K, Type.IQ4_NL, Type.MXFP4, Type.Q3_K, Type.Q2_K, Type.IQ4_XS]
 # Numbers of a type: two rows of a super-block.
 SHAPE = (2, 256)
 
@@ -35,6 +35,12 @@ def random_blocks(rng, kind):
         data[:, 0:2], data[:, 2:4] = scale(6e-4), scale(4e-3)
     elif kind == Type.Q6_K:
         data[:, -2:] = scale(7e-5)
+    elif kind == Type.Q3_K:
+        data[:, -2:] = scale(8e-3)
+    elif kind == Type.Q2_K:
+        data[:, -4:-2], data[:, -2:] = scale(2e-2), scale(2e-2)
+    elif kind == Type.IQ4_XS:
+        data[:, 0:2] = scale(3e-4)
     elif kind == Type.IQ4_NL:
         data[:, 0:2] = scale(1e-3)
     else:

@@ -15,7 +15,7 @@ use crate::output::{line, notice};
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Folder of an encoder of the BERT family in Hugging Face's layout (config.json, safetensors files and tokenizer.json), with
-    /// the files that sentence-transformers adds, if there are any; or a name that `meganeura models` lists. With the feature
+    /// the files that sentence-transformers adds, if there are any; or a GGUF file of the architecture bert; or a name that `meganeura models` lists. With the feature
     /// `hub`, a name on the Hugging Face Hub, such as sentence-transformers/all-MiniLM-L6-v2, is downloaded.
     #[arg(long, value_name = "DIR|NAME")]
     model: PathBuf,

@@ -49,6 +49,17 @@ fn vectors_are_printed_line_by_line() {
 }
 
 #[test]
+fn a_gguf_file_gives_the_vectors_of_the_folder() {
+    let vectors = |model: PathBuf| {
+        let mut command = meganeura(&["embed", "--device", "cpu", "--no-plan-cache", "Rabbit", "--model"]);
+        let (output, out, err) = run(command.arg(model));
+        assert!(output.status.success(), "{err}");
+        json_lines(&out)
+    };
+    assert_eq!(vectors(model("../gguf/bert_f32.gguf")), vectors(model("bert")));
+}
+
+#[test]
 fn lines_of_standard_input_are_compared() {
     let mut child = command(&["--similarity"])
         .stdin(Stdio::piped())

@@ -230,9 +230,12 @@ pub(crate) fn location(proto: &TensorProto, folder: Option<&Path>) -> Result<Loc
         .canonicalize()
         .map_err(|e| ReadError::Missing(format!("its data are in {}, which cannot be read: {e}", file.display())))?;
     let root = folder.canonicalize().map_err(|e| ReadError::Missing(e.to_string()))?;
-    if !resolved.starts_with(&root) {
+    let is_blob = || hub_blobs(&root).is_some_and(|blobs| resolved.starts_with(blobs));
+    if !resolved.starts_with(&root) && !is_blob() {
         return Err(ReadError::Broken(format!(
-            "its external data are in `{name}`, a link out of the model's folder"
+            "its external data are in `{name}`, a link out of the model's folder to {}; only a snapshot in the cache of the \
+             Hugging Face Hub may link to other folders: `models--*/snapshots` to `models--*/blobs` of the same repository",
+            resolved.display()
         )));
     }
     Ok(Location {
@@ -240,6 +243,19 @@ pub(crate) fn location(proto: &TensorProto, folder: Option<&Path>) -> Result<Loc
         offset: number("offset")?.unwrap_or(0),
         length: number("length")?,
     })
+}
+
+/// Returns the folder of the files' contents of a Hub repository, if a folder is that of a snapshot or in one:
+/// `models--OWNER--NAME/blobs` of `models--OWNER--NAME/snapshots/REVISION`.
+fn hub_blobs(folder: &Path) -> Option<PathBuf> {
+    let is_repository = |path: &&Path| {
+        let name = path.file_name().and_then(|name| name.to_str());
+        name.is_some_and(|name| name.starts_with("models--"))
+    };
+    let repository = folder.ancestors().find(is_repository)?;
+    let revision = folder.strip_prefix(repository.join("snapshots")).ok()?;
+    let is_in_snapshot = revision.components().next().is_some();
+    is_in_snapshot.then(|| repository.join("blobs").canonicalize().ok())?
 }
 
 fn open_external(place: &Location, bytes: usize) -> Result<File, ReadError> {

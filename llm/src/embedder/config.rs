@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use super::{EncoderConfig, Pooling};
 use crate::files::{damaged, read_text};
+use crate::gguf::{self, Gguf};
 
 /// Families of encoders that are known, by the `model_type` of their configurations.
 pub const FAMILIES: &[&str] = &["bert", "roberta", "xlm-roberta", "camembert", "distilbert"];
@@ -50,12 +51,15 @@ fn usual_eps() -> f32 {
 }
 
 impl EncoderConfig {
-    /// Reads `config.json` of a folder, and where there are such files what sentence-transformers does with the encoder's rows:
+    /// Reads the metadata of a GGUF file of the architecture `bert`; or `config.json` of a folder, and where there are such files what sentence-transformers does with the encoder's rows:
     /// `modules.json`, `sentence_bert_config.json`, and the pooling module's `config.json`.
     ///
     /// # Errors
     /// [`Error::File`]: a file that cannot be read or parsed; a family, an option or a module that is not supported.
     pub fn open(folder: &Path) -> Result<Self> {
+        if gguf::is_one(folder) {
+            return EncoderConfig::of_gguf(&Gguf::open(folder)?, folder);
+        }
         let path = folder.join("config.json");
         let mut config = EncoderConfig::parse(&read_text(&path)?, &path)?;
         let path = folder.join("sentence_bert_config.json");
@@ -70,6 +74,23 @@ impl EncoderConfig {
             }
         }
         config.read_modules(folder)?;
+        Ok(config)
+    }
+
+    /// Reads the metadata of a GGUF file. Vectors get the length 1, as files do not contain this.
+    ///
+    /// # Errors
+    /// [`Error::File`]: no encoder; missing keys; a pooling or a size that is not supported.
+    pub(crate) fn of_gguf(file: &Gguf, path: &Path) -> Result<Self> {
+        if !file.is_encoder() {
+            let family = file.architecture()?;
+            return Err(unsupported(path, format!("a model of the architecture '{family}'")));
+        }
+        let mut config = EncoderConfig::parse(&file.encoder_config()?, path)?;
+        if let Some(tokens) = file.encoder_context()?.filter(|&tokens| tokens > 0) {
+            config.max_tokens = config.max_tokens.min(usize::try_from(tokens).unwrap_or(usize::MAX));
+        }
+        config.pooling = file.pooling()?.unwrap_or_default();
         Ok(config)
     }
 

@@ -12,6 +12,7 @@ use meganeura_core::{Error, Graph, Result, select};
 use meganeura_nn::models::{ATTENTION_MASK, BertConfig, POOLING_WEIGHTS, TOKENS};
 
 use crate::checkpoint::Checkpoint;
+use crate::gguf::{self, Gguf};
 use crate::plans::{Joined, Plans, StepShape};
 use crate::tokenizer::Tokenizer;
 pub use config::FAMILIES;
@@ -62,8 +63,12 @@ pub struct EncoderConfig {
 }
 
 impl EncoderConfig {
-    /// Whether the `config.json` of a folder is one of a [family](FAMILIES) of encoders. `false` where it cannot be read.
+    /// Returns whether a folder or a GGUF file contains an encoder of a supported [family](FAMILIES). Files that cannot be read
+    /// contain none.
     pub fn is_one(folder: &Path) -> bool {
+        if gguf::is_one(folder) {
+            return Gguf::open_part(folder).is_ok_and(|file| file.is_encoder());
+        }
         let text = crate::files::read_text(&folder.join("config.json")).unwrap_or_default();
         let json: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
         json["model_type"]
@@ -170,8 +175,8 @@ pub struct Embedder {
 }
 
 impl Embedder {
-    /// Opens the encoder in a folder: `config.json`, safetensors files and `tokenizer.json`, and what sentence-transformers puts
-    /// beside them ([`EncoderConfig::open`]).
+    /// Opens the encoder in a GGUF file, or in a folder: `config.json`, safetensors files and `tokenizer.json`, and the files of
+    /// sentence-transformers ([`EncoderConfig::open`]).
     ///
     /// # Errors
     /// What [`EncoderConfig::open`], [`Checkpoint::open`] and [`Tokenizer::open`] find; a device that cannot be selected; weights

@@ -2,13 +2,15 @@
 //!
 //! The reader is this library's own: the crates for it parse streams into memory, or know no checks against hostile
 //! files, and the format is short. Versions 2 and 3, little-endian, with tensors in F32, F16, BF16, Q8_0, Q5_1, Q5_0, Q4_1,
-//! Q4_0, Q6_K, Q5_K, Q4_K, IQ4_NL and MXFP4. Every length is compared with what is left of the file before anything is allocated for it.
+//! Q4_0, Q6_K, Q5_K, Q4_K, Q3_K, Q2_K, IQ4_NL, IQ4_XS and MXFP4. Every length is compared with what is left of the file before anything is allocated for it.
 
+mod encoder;
 mod model;
 mod names;
 pub(crate) mod parts;
 mod pieces;
 mod positions;
+mod pre_tokenizers;
 mod read;
 mod summary;
 mod tokenizer;

@@ -9,6 +9,7 @@ use crate::tensors::element::Element;
 /// Architectures that are known.
 const ARCHITECTURES: &[&str] = &[
     "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi3", "olmo2", "qwen2moe", "qwen3moe", "olmoe",
+    "smollm3", "granite",
 ];
 
 impl Gguf {
@@ -22,18 +23,18 @@ impl Gguf {
         Ok(format!("{}.{key}", self.architecture()?))
     }
 
-    fn own_count(&self, key: &str) -> Result<Option<u64>> {
+    pub(super) fn own_count(&self, key: &str) -> Result<Option<u64>> {
         self.count(&self.own(key)?)
     }
 
-    fn needed(&self, key: &str) -> Result<u64> {
+    pub(super) fn needed(&self, key: &str) -> Result<u64> {
         let key = self.own(key)?;
         let count = self.count(&key)?.filter(|&count| count > 0);
         count.ok_or_else(|| self.damaged(format!("it has no positive number '{key}'")))
     }
 
     /// A number that nothing can stand in for.
-    fn needed_float(&self, key: &str) -> Result<f64> {
+    pub(super) fn needed_float(&self, key: &str) -> Result<f64> {
         let key = self.own(key)?;
         let number = self.float(&key)?;
         number.ok_or_else(|| self.damaged(format!("it has no number '{key}'")))
@@ -50,16 +51,16 @@ impl Gguf {
     }
 
     /// Heads of queries and of keys whose rows are in pairs of neighbours, where the architecture has them so: what the
-    /// files were made for rotates neighbours of llama's heads, and halves of others'.
+    /// files were made for rotates neighbours of the heads of llama, SmolLM3 and Granite, and halves of others'.
     pub(super) fn paired_heads(&self) -> Result<Option<[usize; 2]>> {
         match self.architecture()? {
-            "llama" => Ok(Some(self.heads()?.map(|count| count as usize))),
+            "llama" | "smollm3" | "granite" => Ok(Some(self.heads()?.map(|count| count as usize))),
             _ => Ok(None),
         }
     }
 
     /// Rows and columns of a matrix.
-    fn matrix(&self, name: &str) -> Result<[usize; 2]> {
+    pub(super) fn matrix(&self, name: &str) -> Result<[usize; 2]> {
         match self.tensors.get(name).map(|info| info.shape.as_slice()) {
             Some(&[rows, columns]) => Ok([rows, columns]),
             _ => Err(self.damaged(format!("it has no matrix '{name}'"))),
@@ -90,7 +91,7 @@ impl Gguf {
         // 0 stands for the usual scale of scores, too.
         let usual = (head_dim as f64).sqrt().recip();
         let scale = self.float(&self.own("attention.scale")?)?.filter(|&scale| scale != 0.0);
-        if scale.is_some_and(|scale| (scale / usual - 1.0).abs() > 1e-5) {
+        if architecture != "granite" && scale.is_some_and(|scale| (scale / usual - 1.0).abs() > 1e-5) {
             return Err(self.unsupported("a scale of attention's scores", "use another model"));
         }
         let experts = self.experts()?;
@@ -118,6 +119,7 @@ impl Gguf {
             ("gemma3", _) => "gemma3_text",
             (family, _) => family,
         };
+        self.check_token_ids()?;
         let mut stop = Vec::new();
         for mark in ["eos", "eot", "eom"] {
             stop.extend(self.mark_id(mark)?.filter(|id| !stop.contains(id)));
@@ -143,6 +145,7 @@ impl Gguf {
         });
         let others = match architecture {
             "gemma2" | "gemma3" => self.of_gemma(dim, heads, head_dim)?,
+            "granite" => self.of_granite(scale.unwrap_or(usual))?,
             // Half a feature more, so that what a part of a head comes to is not rounded down to fewer.
             _ if experts.is_some() => experts.unwrap_or_default(),
             "phi3" => rotated.filter(|&rotated| rotated != head_dim).map_or(
@@ -155,6 +158,22 @@ impl Gguf {
             fields.extend(others);
         }
         Ok(fields.to_string())
+    }
+
+    /// Returns the fields that only a `config.json` of Granite has. `scale` is that of attention's scores.
+    fn of_granite(&self, scale: f64) -> Result<Json> {
+        let mut fields = json!({ "attention_multiplier": scale });
+        for (name, key) in [
+            ("embedding_multiplier", "embedding_scale"),
+            ("residual_multiplier", "residual_scale"),
+            ("logits_scaling", "logit_scale"),
+        ] {
+            // llama.cpp reads 0 as a missing scale.
+            if let Some(number) = self.float(&self.own(key)?)?.filter(|&number| number != 0.0) {
+                fields[name] = json!(number);
+            }
+        }
+        Ok(fields)
     }
 
     /// What a `config.json` of Gemma 2 or 3 has beside that of others. What files leave out is as llama.cpp has it.

@@ -1,9 +1,14 @@
 //! Names of tensors.
 
+use super::encoder;
+
 /// Frequencies of rotary positions.
 pub(super) const FREQUENCIES: &str = "rope_freqs.weight";
 /// The table of embeddings.
 pub(super) const EMBEDDING: &str = "token_embd.weight";
+/// The tables of positions and of types of tokens of encoders.
+pub(super) const POSITIONS: &str = "position_embd.weight";
+pub(super) const TOKEN_TYPES: &str = "token_types.weight";
 /// The projection to logits, where it is not the table.
 pub(super) const HEAD: &str = "output.weight";
 
@@ -77,8 +82,40 @@ fn of_block(name: &str) -> Option<(&str, &str, &str)> {
     Some((parts.next()?, parts.next()?, parts.next()?))
 }
 
+/// Modules of an encoder's block, as GGUF and as checkpoints call them.
+const OF_ENCODER_BLOCKS: [(&str, &str); 8] = [
+    ("attn_q", "attention.self.query"),
+    ("attn_k", "attention.self.key"),
+    ("attn_v", "attention.self.value"),
+    ("attn_output", "attention.output.dense"),
+    ("attn_output_norm", "attention.output.LayerNorm"),
+    ("ffn_up", "intermediate.dense"),
+    ("ffn_down", "output.dense"),
+    ("layer_output_norm", "output.LayerNorm"),
+];
+
+/// Returns the name of an encoder's tensor in a checkpoint of BERT.
+fn of_encoder(name: &str) -> Option<String> {
+    if let Some((number, module, rest)) = of_block(name) {
+        let (_, module) = OF_ENCODER_BLOCKS.iter().find(|(own, _)| *own == module)?;
+        return Some(format!("encoder.layer.{number}.{module}.{rest}"));
+    }
+    let (module, kind) = name.split_once('.')?;
+    let module = match module {
+        "token_embd" => "word_embeddings",
+        "position_embd" => "position_embeddings",
+        "token_types" => "token_type_embeddings",
+        "token_embd_norm" => "LayerNorm",
+        _ => return None,
+    };
+    Some(format!("embeddings.{module}.{kind}"))
+}
+
 /// The name of a tensor in a checkpoint; that of one that is in none stays.
 pub(super) fn of_checkpoint(architecture: &str, name: &str) -> String {
+    if architecture == encoder::ARCHITECTURE {
+        return of_encoder(name).unwrap_or_else(|| name.to_owned());
+    }
     match name {
         EMBEDDING => return "model.embed_tokens.weight".into(),
         HEAD => return "lm_head.weight".into(),
@@ -102,7 +139,7 @@ pub(super) fn of_checkpoint(architecture: &str, name: &str) -> String {
 
 /// Whether a tensor is a matrix of one row that files have without its first axis.
 pub(super) fn is_row(name: &str) -> bool {
-    matches!(of_block(name), Some((_, "ffn_gate_inp_shexp", _)))
+    name == TOKEN_TYPES || matches!(of_block(name), Some((_, "ffn_gate_inp_shexp", _)))
 }
 
 /// Projections whose rows the files of some architectures have in pairs.
@@ -154,6 +191,17 @@ mod tests {
         );
         assert_eq!(of_checkpoint("llama", "blk.0.ssm_a"), "blk.0.ssm_a");
         assert_eq!(of_checkpoint("llama", "output.weight"), "lm_head.weight");
+        for (name, wanted) in [
+            ("token_embd_norm.bias", "embeddings.LayerNorm.bias"),
+            ("token_types.weight", "embeddings.token_type_embeddings.weight"),
+            (
+                "blk.3.attn_output_norm.weight",
+                "encoder.layer.3.attention.output.LayerNorm.weight",
+            ),
+            ("cls.weight", "cls.weight"),
+        ] {
+            assert_eq!(of_checkpoint("bert", name), wanted);
+        }
         assert_eq!(paired("blk.1.attn_q.weight"), Some(Paired::Queries));
         assert_eq!(paired("blk.1.attn_q_norm.weight"), None);
     }

@@ -14,7 +14,7 @@ use serde_json::{Value as Json, json};
 
 use super::Gguf;
 use super::model::without;
-use super::tokenizer::{ADDED, Around, BYTE, CONTROL, Merge, Model, REMEDY, UNKNOWN, Vocabulary};
+use super::tokenizer::{ADDED, Around, BYTE, CONTROL, Merge, Model, ModelKind, REMEDY, UNKNOWN, Vocabulary};
 
 /// What files call them.
 pub(super) const KIND: &str = "llama";
@@ -53,7 +53,7 @@ impl Gguf {
         };
         let around = around(self.flag(&key("add_space_prefix"))?.unwrap_or(true));
         let added = vocabulary.added(&[UNKNOWN, CONTROL, ADDED]);
-        self.describe(added, around, [true, false], model)
+        self.describe(added, around, self.marks([true, false])?, ModelKind::PairMerges(model))
     }
 }
 

@@ -123,7 +123,7 @@ impl<'a> Reader<'a> {
     pub(super) fn value(&mut self) -> Result<Value> {
         let kind = self.u32()?;
         if kind == ARRAY {
-            return self.list();
+            return self.list(0);
         }
         self.single(kind)
     }
@@ -147,9 +147,13 @@ impl<'a> Reader<'a> {
         })
     }
 
-    fn list(&mut self) -> Result<Value> {
+    /// Reads a list at a nesting depth. Lists of lists are only skipped, as no known key has one.
+    fn list(&mut self, depth: usize) -> Result<Value> {
         let kind = self.u32()?;
         let least = match kind {
+            // Type and length of each list.
+            ARRAY if depth < MAX_DEPTH => 4 + 8,
+            ARRAY => return Err(format!("expected at most {MAX_DEPTH} lists in one another, found more")),
             0 | 1 | 7 => 1,
             2 | 3 => 2,
             4..=6 => 4,
@@ -160,6 +164,7 @@ impl<'a> Reader<'a> {
         let start = self.position;
         match kind {
             TEXT => (0..count).try_for_each(|_| self.text().map(drop))?,
+            ARRAY => (0..count).try_for_each(|_| self.list(depth + 1).map(drop))?,
             _ => self.bytes(count * least).map(drop)?,
         }
         Ok(Value::List(List {
@@ -173,6 +178,8 @@ impl<'a> Reader<'a> {
 /// Types of values that are no numbers.
 const TEXT: u32 = 8;
 const ARRAY: u32 = 9;
+/// Maximum depth of lists in lists.
+const MAX_DEPTH: usize = 8;
 
 #[cfg(test)]
 mod tests {
@@ -226,6 +233,31 @@ mod tests {
         assert!(reader.value().is_err(), "nothing is left");
     }
 
+    /// A list of lists of a type, `depth` lists in one another, with a number in the innermost one.
+    fn nested(depth: usize) -> Vec<u8> {
+        let mut bytes = [&5u32.to_le_bytes()[..], &1u64.to_le_bytes(), &7i32.to_le_bytes()].concat();
+        for _ in 1..depth {
+            bytes = [&ARRAY.to_le_bytes()[..], &1u64.to_le_bytes(), &bytes].concat();
+        }
+        [&ARRAY.to_le_bytes()[..], &bytes].concat()
+    }
+
+    #[test]
+    fn lists_of_lists_are_skipped() {
+        for depth in [2, 3, MAX_DEPTH + 1] {
+            let bytes = [nested(depth), vec![1; 3]].concat();
+            let mut reader = Reader::new(&bytes);
+            let Ok(Value::List(list)) = reader.value() else {
+                panic!("{depth}: no list");
+            };
+            assert_eq!(reader.position(), bytes.len() - 3);
+            assert!(list.ints(&bytes).is_none() && list.texts(&bytes).is_none());
+        }
+        let deep = nested(100_000);
+        let error = Reader::new(&deep).value().expect_err("too deep");
+        assert!(error.contains("at most 8 lists in one another"), "{error}");
+    }
+
     #[test]
     fn lengths_are_compared_with_the_file() {
         for kind in [8u32, 9] {
@@ -239,5 +271,8 @@ mod tests {
         }
         let nested = [9u32.to_le_bytes(), 9u32.to_le_bytes()].concat();
         assert!(Reader::new(&nested).value().is_err());
+        let long = [nested, u64::MAX.to_le_bytes().to_vec()].concat();
+        let error = Reader::new(&long).value().expect_err("too long");
+        assert!(error.contains("announces 18446744073709551615"), "{error}");
     }
 }

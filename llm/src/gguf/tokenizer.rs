@@ -8,7 +8,8 @@ use serde::Serialize;
 use serde_json::{Map, Value as Json, json};
 
 use super::model::without;
-use super::{Gguf, List, Value, pieces};
+use super::pre_tokenizers::PreTokenizer;
+use super::{Gguf, List, Value, encoder, names, pieces};
 
 /// What a token is, by the numbers of the format: what stands for the unknown, marks that are not shown, words that
 /// somebody added, and bytes.
@@ -40,7 +41,7 @@ pub(super) struct Description<'a> {
     pre_tokenizer: Json,
     post_processor: Json,
     decoder: Json,
-    model: Model<'a>,
+    model: ModelKind<'a>,
 }
 
 #[derive(Serialize)]
@@ -52,6 +53,24 @@ struct Added<'a> {
     lstrip: bool,
     rstrip: bool,
     normalized: bool,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+pub(super) enum ModelKind<'a> {
+    PairMerges(Model<'a>),
+    WordPiece(BertPieces<'a>),
+}
+
+/// A WordPiece model, which takes the longest token at each position of a word.
+#[derive(Serialize)]
+pub(super) struct BertPieces<'a> {
+    #[serde(rename = "type")]
+    pub(super) kind: &'static str,
+    pub(super) vocab: BTreeMap<&'a str, usize>,
+    pub(super) unk_token: &'a str,
+    pub(super) continuing_subword_prefix: &'static str,
+    pub(super) max_input_chars_per_word: usize,
 }
 
 #[derive(Serialize)]
@@ -79,36 +98,6 @@ pub(super) struct Around {
     pub(super) normalizer: Json,
     pub(super) pre_tokenizer: Json,
     pub(super) decoder: Json,
-}
-
-/// Files that were made for programs that put the first mark before every text of such a model, unless told otherwise.
-fn is_llama_3(cut: &str) -> bool {
-    matches!(cut, "llama-bpe" | "llama3" | "llama-v3")
-}
-
-/// How text is cut before pairs are merged, by the names that files have for it. Patterns are those of the models' own
-/// tokenizers.
-fn cutting(name: &str) -> Option<Json> {
-    let bytes = |by_words: bool| json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": by_words });
-    let split = |pattern: &str| {
-        let split =
-            json!({ "type": "Split", "pattern": { "Regex": pattern }, "behavior": "Isolated", "invert": false });
-        json!({ "type": "Sequence", "pretokenizers": [split, bytes(false)] })
-    };
-    Some(match name {
-        "default" | "gpt-2" => bytes(true),
-        "smollm" => {
-            let digits = json!({ "type": "Digits", "individual_digits": true });
-            json!({ "type": "Sequence", "pretokenizers": [digits, bytes(true)] })
-        }
-        _ if is_llama_3(name) => split(
-            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-        ),
-        "qwen2" => split(
-            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-        ),
-        _ => return None,
-    })
 }
 
 impl Gguf {
@@ -161,14 +150,66 @@ impl Gguf {
         self.text("tokenizer.ggml.model")
     }
 
-    /// A mark's token, which for vocabularies of SentencePiece has a usual place.
+    /// Returns the ID of a special token: that of the file, or the default of SentencePiece and WordPiece vocabularies.
     pub(super) fn mark_id(&self, name: &str) -> Result<Option<u64>> {
         let usual = match (self.tokenizer_kind()?, name) {
             (Some(pieces::KIND), "bos") => Some(1),
             (Some(pieces::KIND), "eos") => Some(2),
+            (Some(encoder::KIND), "cls") => Some(101),
+            (Some(encoder::KIND), "seperator") => Some(102),
+            (Some(encoder::KIND), "unknown") => Some(100),
             _ => None,
         };
-        Ok(self.count(&format!("tokenizer.ggml.{name}_token_id"))?.or(usual))
+        Ok(self.token_id(name)?.or(usual))
+    }
+
+    /// Returns the ID of a special token that the file contains.
+    ///
+    /// # Errors
+    /// [`Error::File`](meganeura_core::Error::File): an ID that is not in the vocabulary.
+    fn token_id(&self, name: &str) -> Result<Option<u64>> {
+        let key = format!("tokenizer.ggml.{name}_token_id");
+        let id = self.typed(&key, "no token ID", |value| match *value {
+            Value::Int(id) => Some(id),
+            _ => None,
+        })?;
+        let (Some(id), Some(tokens)) = (id, self.vocabulary_size()?) else {
+            return Ok(id.and_then(|id| u64::try_from(id).ok()));
+        };
+        match u64::try_from(id) {
+            Ok(id) if id < tokens as u64 => Ok(Some(id)),
+            _ => Err(self.damaged(format!(
+                "'{key}' is {id}: expected the ID of one of the {tokens} tokens of the vocabulary"
+            ))),
+        }
+    }
+
+    /// Returns the number of tokens in the vocabulary. Without a vocabulary, this is the number of embeddings.
+    fn vocabulary_size(&self) -> Result<Option<usize>> {
+        if let Some(tokens) = self.list("tokenizer.ggml.tokens")? {
+            return Ok(Some(tokens.len()));
+        }
+        let table = self.tensors.get(names::EMBEDDING);
+        Ok(table.and_then(|info| info.shape.first()).copied())
+    }
+
+    /// Checks the IDs of all special tokens.
+    ///
+    /// # Errors
+    /// As [`Gguf::token_id`].
+    pub(super) fn check_token_ids(&self) -> Result<()> {
+        const NAMES: [&str; 9] = [
+            "bos",
+            "eos",
+            "eot",
+            "eom",
+            "unknown",
+            "padding",
+            "cls",
+            "seperator",
+            "mask",
+        ];
+        NAMES.iter().try_for_each(|name| self.token_id(name).map(drop))
     }
 
     /// A mark, if the vocabulary has one.
@@ -189,9 +230,11 @@ impl Gguf {
     /// # Errors
     /// [`Error::File`](meganeura_core::Error::File): no tokenizer, or one of a kind that is not supported.
     pub(crate) fn tokenizer(&self) -> Result<String> {
+        self.check_token_ids()?;
         match self.tokenizer_kind()? {
             Some("gpt2") => self.byte_pairs(),
             Some(pieces::KIND) => self.pieces(),
+            Some(encoder::KIND) => self.word_pieces(),
             Some(other) => Err(self.unsupported(format!("a tokenizer of the kind '{other}'"), REMEDY)),
             None => Err(without(self, "tokenizer", REMEDY)),
         }
@@ -202,96 +245,102 @@ impl Gguf {
     /// # Errors
     /// As [`Gguf::tokenizer`].
     pub(crate) fn check_tokenizer(&self) -> Result<()> {
+        self.check_token_ids()?;
         match self.tokenizer_kind()? {
-            Some("gpt2") => self.cutting().map(drop),
-            Some(pieces::KIND) => Ok(()),
+            Some("gpt2") => self.pre_tokenizer().map(drop),
+            Some(pieces::KIND | encoder::KIND) => Ok(()),
             // The error is the other's.
             _ => self.tokenizer().map(drop),
         }
     }
 
-    /// How text is cut before pairs are merged, and the name of that.
-    fn cutting(&self) -> Result<(&str, Json)> {
-        let cut = self.text("tokenizer.ggml.pre")?.unwrap_or("default");
-        let pre_tokenizer = cutting(cut)
-            .ok_or_else(|| self.unsupported(format!("a tokenizer that cuts text as '{cut}' does"), REMEDY))?;
-        Ok((cut, pre_tokenizer))
+    /// Returns the pre-tokenizer of byte pairs.
+    fn pre_tokenizer(&self) -> Result<&'static PreTokenizer> {
+        const KEY: &str = "tokenizer.ggml.pre";
+        let name = self.text(KEY)?.unwrap_or("default");
+        PreTokenizer::of(name).ok_or_else(|| self.unsupported(format!("the pre-tokenizer '{name}' ('{KEY}')"), REMEDY))
     }
 
     /// Pairs of bytes, merged in the order of a list.
     fn byte_pairs(&self) -> Result<String> {
-        let (cut, pre_tokenizer) = self.cutting()?;
+        let pre_tokenizer = self.pre_tokenizer()?;
         let vocabulary = self.vocabulary()?;
         let merges: Vec<Cow<str>> = self.texts("tokenizer.ggml.merges")?.collect();
         let around = Around {
             normalizer: Json::Null,
-            pre_tokenizer,
+            pre_tokenizer: pre_tokenizer.json(),
             decoder: json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true }),
         };
         let model = Model {
             kind: "BPE",
             vocab: vocabulary.places(),
             merges: merges.iter().map(|merge| Merge::Text(merge)).collect(),
-            ignore_merges: is_llama_3(cut),
+            ignore_merges: pre_tokenizer.ignore_merges,
             byte_fallback: false,
             unk_token: None,
             fuse_unk: false,
         };
-        let marks = [is_llama_3(cut), false];
-        self.describe(vocabulary.added(&[CONTROL, ADDED]), around, marks, model)
+        let marks = [pre_tokenizer.add_bos, false];
+        let added = vocabulary.added(&[CONTROL, ADDED]);
+        self.describe(added, around, self.marks(marks)?, ModelKind::PairMerges(model))
     }
 
-    /// `marks`: whether the first and the last mark are put around texts where the file does not say.
     pub(super) fn describe(
         &self,
         added_tokens: AddedTokens,
         around: Around,
-        marks: [bool; 2],
-        model: Model,
+        post_processor: Json,
+        model: ModelKind,
     ) -> Result<String> {
         let description = Description {
             version: "1.0",
             added_tokens: added_tokens.0,
             normalizer: around.normalizer,
             pre_tokenizer: around.pre_tokenizer,
-            post_processor: self.marks(marks)?,
+            post_processor,
             decoder: around.decoder,
             model,
         };
         serde_json::to_string(&description).map_err(|e| self.damaged(e))
     }
 
-    /// What puts the marks around every text that the file asks for, or that are usual.
-    fn marks(&self, usual: [bool; 2]) -> Result<Json> {
-        let mut marks = Map::new();
-        let mut asked = |name: &str, usual: bool| -> Result<Option<Json>> {
+    /// Returns what puts the marks around every text that the file asks for, or that are usual.
+    pub(super) fn marks(&self, usual: [bool; 2]) -> Result<Json> {
+        let asked = |name: &str, usual: bool| -> Result<Option<Mark>> {
             let key = format!("tokenizer.ggml.add_{name}_token");
             if !self.flag(&key)?.unwrap_or(usual) {
                 return Ok(None);
             }
-            let Some(Mark { id, text }) = self.mark(name)? else {
+            let Some(mark) = self.mark(name)? else {
                 let message = format!("texts get a mark '{name}', but 'tokenizer.ggml.{name}_token_id' is no token");
                 return Err(self.damaged(message));
             };
-            let mark = json!({ "SpecialToken": { "id": text, "type_id": 0 } });
-            marks.insert(text.clone(), json!({ "id": text, "ids": [id], "tokens": [text] }));
             Ok(Some(mark))
         };
-        let (first, last) = (asked("bos", usual[0])?, asked("eos", usual[1])?);
-        if marks.is_empty() {
-            return Ok(Json::Null);
-        }
-        let around = |names: &[&str]| -> Vec<Json> {
-            let texts = names
-                .iter()
-                .map(|name| json!({ "Sequence": { "id": name, "type_id": 0 } }));
-            first.iter().cloned().chain(texts).chain(last.clone()).collect()
-        };
-        Ok(
-            json!({ "type": "TemplateProcessing", "single": around(&["A"]), "pair": around(&["A", "B"]),
-            "special_tokens": marks }),
-        )
+        Ok(template(asked("bos", usual[0])?, asked("eos", usual[1])?))
     }
+}
+
+/// Returns the post-processor that puts marks around every text.
+pub(super) fn template(first: Option<Mark>, last: Option<Mark>) -> Json {
+    let mut marks = Map::new();
+    let mut piece = |mark: Option<Mark>| {
+        mark.map(|Mark { id, text }| {
+            marks.insert(text.clone(), json!({ "id": text, "ids": [id], "tokens": [text] }));
+            json!({ "SpecialToken": { "id": text, "type_id": 0 } })
+        })
+    };
+    let (first, last) = (piece(first), piece(last));
+    if marks.is_empty() {
+        return Json::Null;
+    }
+    let around = |names: &[&str]| -> Vec<Json> {
+        let texts = names
+            .iter()
+            .map(|name| json!({ "Sequence": { "id": name, "type_id": 0 } }));
+        first.iter().cloned().chain(texts).chain(last.clone()).collect()
+    };
+    json!({ "type": "TemplateProcessing", "single": around(&["A"]), "pair": around(&["A", "B"]), "special_tokens": marks })
 }
 
 /// Tokens that are found in a text before anything else.

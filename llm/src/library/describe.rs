@@ -216,6 +216,15 @@ impl LocalModel {
         if !path.with_file_name("tokenizer.json").exists() {
             first.check_tokenizer().map_err(unsupported)?;
         }
+        if first.is_encoder() {
+            let config = EncoderConfig::of_gguf(&first, &path).map_err(unsupported)?;
+            let checkpoint = Checkpoint::of_gguf(first).map_err(unsupported)?;
+            self.context = Some(config.max_tokens);
+            check_weights(&config, checkpoint).map_err(unsupported)?;
+            self.support = Support::Encoder;
+            self.network = Some(Network::Encoder(Box::new(config.network)));
+            return Ok(());
+        }
         let config = ModelConfig::of_gguf(&first, &path).map_err(unsupported)?;
         let checkpoint = Checkpoint::of_gguf(first).map_err(unsupported)?;
         checkpoint.check_model(&config.network).map_err(unsupported)?;

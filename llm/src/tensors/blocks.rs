@@ -7,7 +7,9 @@ use super::element::{Element, split_scale};
 
 /// Numbers of a super-block of the K formats.
 pub(super) const SUPER: usize = 256;
-/// What the 16 integers of IQ4_NL stand for, times the scale.
+/// Numbers that share a scale where a block has two of them.
+const HALF: usize = BLOCK / 2;
+/// Values of the 16 integers of IQ4_NL and IQ4_XS, before the scale.
 const IQ4_NL: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 /// Twice what the 16 integers of MXFP4 stand for: floating-point numbers of four bits, E2M1 (OCP Microscaling Formats, 2023,
 /// section 5.3.3).
@@ -44,6 +46,8 @@ pub(super) fn each(element: Element, bytes: &[u8], mut give: impl FnMut(&Block))
             Element::Q4K => k_with_minima(stored, false, &mut give),
             Element::Q5K => k_with_minima(stored, true, &mut give),
             Element::Q6K => q6_k(stored, &mut give),
+            Element::Q3K => q3_k(stored, &mut give),
+            Element::Iq4Xs => iq4_xs(stored, &mut give),
             Element::Iq4Nl => {
                 let (scale, halves) = split_scale(stored);
                 give(&Block {
@@ -56,7 +60,7 @@ pub(super) fn each(element: Element, bytes: &[u8], mut give: impl FnMut(&Block))
                 scales: [half_power(stored[0]), 0.0],
             }),
             Element::Blocks(format) => give(&plain(stored, format)),
-            Element::F32 | Element::F16 | Element::BF16 => {}
+            Element::F32 | Element::F16 | Element::BF16 | Element::Q2K => {}
         }
     }
 }
@@ -156,6 +160,67 @@ fn q6_k(stored: &[u8], give: &mut impl FnMut(&Block)) {
                 four | (above[e] >> (2 * quarter) & 3) << 4
             }),
             scales: [2 * i, 2 * i + 1].map(|at| d.to_f32() * f32::from(scales[at] as i8)),
+        });
+    }
+}
+
+/// Reads a super-block of Q2_K: 16 bytes with a scale in the lower half and a minimum in the upper one, 64 bytes with four
+/// integers each, `d` and `dmin`. Of each half of the numbers, 32 bytes have a quarter in each pair of bits.
+pub(super) fn read_q2_k(stored: &[u8], out: &mut [f32]) {
+    let (packed, rest) = stored.split_at(SUPER / HALF);
+    let (pairs, rest) = rest.split_at(SUPER / 4);
+    let (d, rest) = split_scale(rest);
+    let (least, _) = split_scale(rest);
+    let [d, least] = [d, least].map(f16::to_f32);
+    for (i, (out, &both)) in out.chunks_exact_mut(HALF).zip(packed).enumerate() {
+        let bytes = &pairs[i / 8 * BLOCK + i % 2 * HALF..];
+        let shift = 2 * (i / 2 % 4);
+        let (scale, minimum) = (d * f32::from(both & 15), least * f32::from(both >> 4));
+        for (x, byte) in out.iter_mut().zip(bytes) {
+            *x = scale * f32::from(byte >> shift & 3) - minimum;
+        }
+    }
+}
+
+/// Q3_K: 32 bytes with the highest bits, 64 bytes with the lower two bits as Q2_K has them, 12 bytes of scales, `d`. Byte `e`
+/// of the first 32 has the bit of element `e` of block `i` at bit `i`. Bytes 0 to 7 of the scales contain their lower four bits,
+/// bytes 8 to 11 the upper two. An integer is stored plus 4, a scale plus 32.
+fn q3_k(stored: &[u8], give: &mut impl FnMut(&Block)) {
+    let (highest, rest) = stored.split_at(BLOCK);
+    let (pairs, rest) = rest.split_at(SUPER / 4);
+    let (packed, d) = rest.split_at(12);
+    let (d, _) = split_scale(d);
+    let scale = |k: usize| {
+        let low = if k < 8 { packed[k] & 15 } else { packed[k - 8] >> 4 };
+        let high = packed[8 + k % 4] >> (2 * (k / 4)) & 3;
+        d.to_f32() * (f32::from(low | high << 4) - 32.0)
+    };
+    // What Q6 subtracts, less what Q3_K subtracts.
+    let offset = BlockFormat::Q6.offset() - 4;
+    for i in 0..SUPER / BLOCK {
+        let bytes = &pairs[i / 4 * BLOCK..];
+        give(&Block {
+            integers: std::array::from_fn(|e| {
+                let low = bytes[e] >> (2 * (i % 4)) & 3;
+                (low | (highest[e] >> i & 1) << 2) + offset
+            }),
+            scales: [2 * i, 2 * i + 1].map(scale),
+        });
+    }
+}
+
+/// IQ4_XS: `d`, 2 bytes with the upper two bits of the scales, 4 bytes with their lower four, 128 bytes of halves in blocks.
+/// A scale is stored plus 32.
+fn iq4_xs(stored: &[u8], give: &mut impl FnMut(&Block)) {
+    let (d, rest) = split_scale(stored);
+    let (upper, rest) = rest.split_at(2);
+    let (lower, halves) = rest.split_at(SUPER / BLOCK / 2);
+    for (i, halves) in halves.chunks_exact(HALF).enumerate() {
+        let low = lower[i / 2] >> (4 * (i % 2)) & 15;
+        let high = upper[i / 4] >> (2 * (i % 4)) & 3;
+        give(&Block {
+            integers: nibbles(halves).map(|q| IQ4_NL[usize::from(q)].cast_unsigned()),
+            scales: [d.to_f32() * (f32::from(low | high << 4) - 32.0), 0.0],
         });
     }
 }

@@ -20,15 +20,22 @@ pub(crate) enum Element {
     Q5K,
     /// 256 numbers of 6 bits in 16 blocks, whose scales have 8 bits.
     Q6K,
+    /// 256 numbers of 2 bits in 16 blocks, whose scales and minima have 4 bits each.
+    Q2K,
+    /// 256 numbers of 3 bits in 16 blocks, whose scales have 6 bits.
+    Q3K,
     /// Blocks of 32 numbers of a table of 16, with an `f16` scale.
     Iq4Nl,
+    /// 256 numbers of the same table in 8 blocks, whose scales have 6 bits.
+    Iq4Xs,
     /// Blocks of 32 floating-point numbers of 4 bits, with a power of two.
     Mxfp4,
 }
 
 impl Element {
     /// What can be read.
-    pub(crate) const KNOWN: &str = "F32, F16, BF16, Q8_0, Q5_1, Q5_0, Q4_1, Q4_0, Q6_K, Q5_K, Q4_K, IQ4_NL or MXFP4";
+    pub(crate) const KNOWN: &str =
+        "F32, F16, BF16, Q8_0, Q5_1, Q5_0, Q4_1, Q4_0, Q6_K, Q5_K, Q4_K, Q3_K, Q2_K, IQ4_NL, IQ4_XS or MXFP4";
 
     /// Of a safetensors file, if it can be read.
     pub(crate) fn of_safetensors(dtype: Dtype) -> Option<Self> {
@@ -50,10 +57,13 @@ impl Element {
             6 => Some(Element::Blocks(BlockFormat::Q5_0)),
             7 => Some(Element::Blocks(BlockFormat::Q5_1)),
             8 => Some(Element::Blocks(BlockFormat::Q8_0)),
+            10 => Some(Element::Q2K),
+            11 => Some(Element::Q3K),
             12 => Some(Element::Q4K),
             13 => Some(Element::Q5K),
             14 => Some(Element::Q6K),
             20 => Some(Element::Iq4Nl),
+            23 => Some(Element::Iq4Xs),
             30 => Some(Element::BF16),
             39 => Some(Element::Mxfp4),
             _ => None,
@@ -69,7 +79,10 @@ impl Element {
             Element::Q4K => [SUPER, 144],
             Element::Q5K => [SUPER, 176],
             Element::Q6K => [SUPER, 210],
+            Element::Q2K => [SUPER, 84],
+            Element::Q3K => [SUPER, 110],
             Element::Iq4Nl => [BLOCK, 18],
+            Element::Iq4Xs => [SUPER, 136],
             Element::Mxfp4 => [BLOCK, 17],
         }
     }
@@ -97,6 +110,11 @@ impl Element {
                     }
                 }
             }
+            Element::Q2K => {
+                for (stored, out) in self.blocks(bytes, out) {
+                    blocks::read_q2_k(stored, out);
+                }
+            }
             _ => {
                 let Some(format) = self.format() else { return };
                 let (parts, _) = out.as_chunks_mut::<BLOCK>();
@@ -110,15 +128,16 @@ impl Element {
         }
     }
 
-    /// The format of blocks that has the same integers; scales of K formats are rounded to `f16`.
+    /// The format of blocks that has the same integers; scales of super-blocks are rounded to `f16`. No format has two scales
+    /// and two minima for 32 numbers, as Q2_K does.
     pub(crate) fn format(self) -> Option<BlockFormat> {
         match self {
-            Element::F32 | Element::F16 | Element::BF16 => None,
+            Element::F32 | Element::F16 | Element::BF16 | Element::Q2K => None,
             Element::Blocks(format) => Some(format),
             Element::Q4K => Some(BlockFormat::Q4_1),
             Element::Q5K => Some(BlockFormat::Q5_1),
-            Element::Q6K => Some(BlockFormat::Q6),
-            Element::Iq4Nl | Element::Mxfp4 => Some(BlockFormat::Q8_0),
+            Element::Q6K | Element::Q3K => Some(BlockFormat::Q6),
+            Element::Iq4Nl | Element::Iq4Xs | Element::Mxfp4 => Some(BlockFormat::Q8_0),
         }
     }
 

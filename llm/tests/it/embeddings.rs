@@ -49,11 +49,16 @@ fn length(vector: &[f64]) -> f64 {
 }
 
 fn assert_close(found: &[f32], wanted: &[f64], what: &str) {
+    assert_within(found, wanted, TOLERANCE, what);
+}
+
+/// `tolerance`: of the largest number.
+fn assert_within(found: &[f32], wanted: &[f64], tolerance: f64, what: &str) {
     assert_eq!(found.len(), wanted.len(), "{what}");
     let size = wanted.iter().fold(0.0f64, |most, x| most.max(x.abs()));
     for (i, (&found, &wanted)) in found.iter().zip(wanted).enumerate() {
         let off = (f64::from(found) - wanted).abs();
-        assert!(off <= TOLERANCE * size, "{what}, number {i}: {found}, not {wanted}");
+        assert!(off <= tolerance * size, "{what}, number {i}: {found}, not {wanted}");
     }
 }
 
@@ -106,6 +111,111 @@ fn tokens_are_those_of_transformers() {
             assert_eq!(found, wanted, "{model}: {text:?}");
         }
     }
+}
+
+fn gguf(model: &str) -> PathBuf {
+    folder("../gguf").join(format!("{model}_f32.gguf"))
+}
+
+/// The same encoders in GGUF files: see `scripts/verify-external/make_gguf_encoders.py`.
+#[test]
+fn gguf_files_have_the_tokens_and_embeddings_of_folders() {
+    // A GGUF file contains no activation; RoBERTa's fixture has another one than usual.
+    for (model, tolerance) in [("bert", TOLERANCE), ("distilbert", TOLERANCE), ("roberta", 0.05)] {
+        assert!(EncoderConfig::is_one(&gguf(model)));
+        let expected = expected(model);
+        let texts = texts(&expected);
+        for (pooling, name) in [(Pooling::Mean, "mean"), (Pooling::Cls, "cls")] {
+            let options = EmbedderOptions {
+                pooling: Some(pooling),
+                normalize: Some(false),
+                ..EmbedderOptions::default()
+            };
+            let mut embedder = Embedder::on(device(), &gguf(model), &options).expect("an encoder");
+            let of_folder = open(model, &options);
+            for text in texts
+                .iter()
+                .map(String::as_str)
+                .chain(["Naïve CAFÉ 你好, zzyzx!", "[SEP] a"])
+            {
+                let [found, wanted] = [&embedder, &of_folder].map(|e| e.text_encoder().tokens(text).expect("tokens"));
+                assert_eq!(found, wanted, "{model}: {text:?}");
+            }
+            let found = embedder.embed(&texts).expect("embeddings");
+            for (i, (found, wanted)) in found.iter().zip(&vectors(&expected[name])).enumerate() {
+                assert_within(found, wanted, tolerance, &format!("{model}, {name}, text {i}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn gguf_files_have_a_pooling_and_a_context() {
+    let of = |model: &str| EncoderConfig::open(&gguf(model)).expect("a configuration");
+    let [bert, roberta, distilled] = ["bert", "roberta", "distilbert"].map(of);
+    let of = |config: &EncoderConfig| (config.pooling, config.normalize, config.max_tokens);
+    assert_eq!(of(&bert), (Pooling::Mean, true, 64));
+    assert_eq!(of(&roberta), (Pooling::Cls, true, 64));
+    assert_eq!(of(&distilled), (Pooling::Mean, true, 64));
+    assert_eq!((roberta.network.first_position, distilled.network.token_types), (0, 0));
+}
+
+#[test]
+fn gguf_files_that_are_no_encoder_are_refused() {
+    use super::gguf::files::{file, replaced, says, text, with_count, with_value};
+
+    let whole = std::fs::read(gguf("bert")).expect("a fixture");
+    let open = |bytes: &[u8]| {
+        let (folder, path) = file(bytes);
+        let opened = Embedder::on(device(), &path, &EmbedderOptions::default());
+        (folder, opened)
+    };
+    let refused = |bytes: &[u8], parts: &[&str]| says(open(bytes).1, parts);
+    let pooling = "bert.pooling_type";
+    refused(
+        &with_count(&whole, pooling, 3),
+        &["a pooling by the last token", pooling],
+    );
+    refused(&with_count(&whole, pooling, 4), &["a reranker"]);
+    assert!(open(&with_count(&whole, pooling, 0)).1.is_ok());
+    let context = "bert.context_length";
+    let (_folder, short) = open(&with_count(&whole, context, 16));
+    assert_eq!(short.expect("an encoder").config().max_tokens, 16);
+    let id = "tokenizer.ggml.seperator_token_id";
+    refused(
+        &with_count(&whole, id, 300),
+        &["seperator_token_id' is 300", "300 tokens"],
+    );
+    let without = replaced(
+        &whole,
+        "tokenizer.ggml.seperator_token_id",
+        "tokenizer.ggml.seperator_token_no",
+    );
+    // The usual ID, 102, is that of another token here.
+    assert!(open(&without).1.is_ok());
+    refused(
+        &replaced(&whole, "blk.1.ffn_up.weight", "blk.1.ffn_xx.weight"),
+        &["encoder.layer.1.intermediate.dense.weight"],
+    );
+    let blocks = "bert.block_count";
+    refused(&with_count(&whole, blocks, 2_000_000_000), &["2000000000 layers"]);
+    for (key, count) in [
+        ("bert.embedding_length", u32::MAX),
+        ("bert.feed_forward_length", u32::MAX),
+        ("bert.embedding_length", 27),
+        ("bert.attention.head_count", 0),
+        ("bert.attention.head_count", 5),
+    ] {
+        assert!(open(&with_count(&whole, key, count)).1.is_err(), "{key}: {count}");
+    }
+    let unigram = replaced(&whole, "tokenizer.ggml.model", "tokenizer.ggml.modes");
+    let unigram = with_value(&unigram, "tokenizer.ggml.model", super::gguf::files::TEXT, &text("t5"));
+    refused(&unigram, &["a tokenizer of the kind 't5'", "tokenizer.json"]);
+    // A model for texts is no encoder, and an encoder no model for texts.
+    let llama = folder("../gguf").join("llama_f32.gguf");
+    assert!(!EncoderConfig::is_one(&llama));
+    let error = EncoderConfig::open(&llama).expect_err("no encoder").to_string();
+    assert!(error.contains("architecture 'llama'"), "{error}");
 }
 
 #[test]

@@ -107,12 +107,13 @@ fn headers_say_what_models_are() {
     )
     .expect("copied");
     copy(&fixtures("embeddings/bert"), &root.join("bert"));
+    write(&root.join("encoder.gguf"), fixture("bert_f32"));
     write(&root.join("q8.gguf"), fixture("llama_q8_0"));
     write(&root.join(".hidden/config.json"), "{}");
     write(&root.join("a/b/c/deep.gguf"), fixture("llama_q8_0"));
     let models = models(root);
     let names: Vec<&str> = models.iter().map(|model| &*model.name).collect();
-    assert_eq!(names, ["bert", "org/small", "q8", "sharded"]);
+    assert_eq!(names, ["bert", "encoder", "org/small", "q8", "sharded"]);
 
     let small = of(&models, "org/small");
     assert_eq!((&small.support, small.origin), (&Support::Text, Origin::Folder));
@@ -151,6 +152,8 @@ fn headers_say_what_models_are() {
             .map(|memory| memory.cache),
         Some(0)
     );
+    let encoder = of(&models, "encoder");
+    assert_eq!((&encoder.support, encoder.context), (&Support::Encoder, Some(64)));
     let gguf = of(&models, "q8");
     assert_eq!((&gguf.support, gguf.stored.as_deref()), (&Support::Text, Some("q8_0")));
     // Its matrix of logits is the table of embeddings in one of the two.
@@ -222,7 +225,7 @@ fn broken_entries_are_listed_with_a_reason() {
         ("deeper", "too few for the 1000000 layers"),
         ("pickled", "has its weights in 'pytorch_model.bin'"),
         ("bloom", "architecture 'bloom'"),
-        ("cuts", "as 'gpt-9' does"),
+        ("cuts", "the pre-tokenizer 'gpt-9'"),
     ] {
         is_unsupported(of(&models, name), said);
     }

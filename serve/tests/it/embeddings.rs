@@ -49,6 +49,19 @@ fn assert_close(found: &[f64], wanted: &[f64]) {
 }
 
 #[test]
+fn an_encoder_in_a_gguf_file_is_served() {
+    let server = Running::with(of("../gguf/bert_f32.gguf"));
+    let expected = expected("bert");
+    let response = server.post("/v1/embeddings", &json!({"input": expected["texts"]}));
+    assert_eq!(response.status, 200, "{}", response.body);
+    let data = response.json()["data"].clone();
+    let found = data.as_array().expect("vectors").iter();
+    for (found, wanted) in found.zip(expected["mean"].as_array().expect("vectors")) {
+        assert_close(&numbers(&found["embedding"]), &normalized(&numbers(wanted)));
+    }
+}
+
+#[test]
 fn vectors_are_those_of_transformers_from_texts_and_tokens() {
     let server = Running::with(of("bert"));
     let expected = expected("bert");

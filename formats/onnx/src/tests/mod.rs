@@ -374,6 +374,45 @@ fn external_data_come_from_the_folder_of_the_model_alone() {
     );
 }
 
+/// The cache of the Hub has all files of a snapshot as links.
+#[cfg(unix)]
+#[test]
+fn external_data_may_be_blobs_of_the_same_hub_repository() {
+    use std::os::unix::fs::symlink;
+
+    let outer = tempfile::tempdir().expect("a folder");
+    let repository = outer.path().join("models--owner--name");
+    let folder = repository.join("snapshots/0123abcd/onnx");
+    fs::create_dir_all(&folder).expect("writable");
+    fs::create_dir(repository.join("blobs")).expect("writable");
+    fs::write(repository.join("blobs/c0ffee"), [0; 28]).expect("writable");
+    symlink("../../../blobs/c0ffee", folder.join("model.onnx_data")).expect("writable");
+    let report = external(&folder, "model.onnx_data", None);
+    assert!(report.is_supported(), "{report}");
+
+    // Another repository, another folder of the same one, and a folder that only has the names.
+    let other = outer.path().join("models--owner--other/blobs");
+    fs::create_dir_all(&other).expect("writable");
+    fs::write(other.join("c0ffee"), [0; 28]).expect("writable");
+    symlink(other.join("c0ffee"), folder.join("other")).expect("writable");
+    fs::write(repository.join("secret"), [0; 28]).expect("writable");
+    symlink("../../../secret", folder.join("secret")).expect("writable");
+    for location in ["other", "secret"] {
+        let report = external(&folder, location, None).to_string();
+        assert!(
+            report.contains("out of the model's folder") && report.contains("models--*/blobs"),
+            "{report}"
+        );
+    }
+    let plain = outer.path().join("name");
+    fs::create_dir_all(plain.join("snapshots/h")).expect("writable");
+    fs::create_dir(plain.join("blobs")).expect("writable");
+    fs::write(plain.join("blobs/c0ffee"), [0; 28]).expect("writable");
+    symlink("../../blobs/c0ffee", plain.join("snapshots/h/weights")).expect("writable");
+    let report = external(&plain.join("snapshots/h"), "weights", None);
+    assert!(report.is_broken(), "{report}");
+}
+
 #[test]
 fn files_that_are_no_models_are_said_to_be_none() {
     for bytes in [&b""[..], b"not a model", b"\xff\xff\xff\xff\xff\xff"] {

@@ -36,8 +36,8 @@ fn what_is_not_supported() {
     let other = replaced(&whole, "llama", "bloom");
     let (_folder, path) = file(&other);
     says(ModelConfig::open(&path), &["'bloom'", "llama, mistral, qwen2, qwen3"]);
-    let (_folder, path) = file(&replaced(&whole, "gpt2", "bert"));
-    says(Tokenizer::open(&path), &["'bert'", "tokenizer.json"]);
+    let (_folder, path) = file(&replaced(&whole, "gpt2", "rwkv"));
+    says(Tokenizer::open(&path), &["'rwkv'", "tokenizer.json"]);
     let (_folder, path) = file(&replaced(&whole, "gpt-2", "gpt-9"));
     says(Tokenizer::open(&path), &["'gpt-9'", "tokenizer.json"]);
     // One beside the file stands in.

@@ -6,9 +6,11 @@ use meganeura_llm::{ModelConfig, Tokenizer};
 use super::files::{TEXT, file, fixture, replaced, says, text, with_count, with_kind, with_value};
 
 const UINT16: u32 = 2;
+const UINT32: u32 = 4;
 const INT32: u32 = 5;
 const FLOAT: u32 = 6;
 const BOOL: u32 = 7;
+const ARRAY: u32 = 9;
 
 fn config(bytes: &[u8]) -> ModelConfig {
     let (_folder, path) = file(bytes);
@@ -146,8 +148,6 @@ fn marks_around_texts() {
     );
     assert_eq!(tokens(&llama3), begun);
     assert_eq!(tokens(&flag(&llama3, "bos", false)), plain);
-    let (_folder, path) = file(&with_count(&llama3, "tokenizer.ggml.bos_token_id", 320));
-    says(Tokenizer::open(&path), &["'tokenizer.ggml.bos_token_id' is no token"]);
     let (_folder, path) = file(&with_value(
         &whole,
         "tokenizer.ggml.add_bos_token",
@@ -158,6 +158,62 @@ fn marks_around_texts() {
         Tokenizer::open(&path),
         &["'tokenizer.ggml.add_bos_token' is neither yes nor no"],
     );
+}
+
+/// The vocabulary has 320 tokens.
+#[test]
+fn special_tokens_are_in_the_vocabulary() {
+    let whole = fixture("llama3_q8_0");
+    for name in ["bos", "eos", "eot", "eom", "unknown", "padding"] {
+        let key = format!("tokenizer.ggml.{name}_token_id");
+        let with = |id: u32| match name {
+            "bos" | "eos" => with_count(&whole, &key, id),
+            _ => with_value(&whole, &key, UINT32, &id.to_le_bytes()),
+        };
+        for id in [320, u32::MAX] {
+            let bytes = with(id);
+            let stated = format!("'{key}' is {id}");
+            refused(&bytes, &[&stated, "320 tokens"]);
+            let (_folder, path) = file(&bytes);
+            says(Tokenizer::open(&path), &[&stated, "320 tokens"]);
+        }
+        assert_eq!(config(&with(319)).context, 128);
+    }
+    let negative = with_kind(
+        &with_count(&whole, "tokenizer.ggml.eos_token_id", u32::MAX),
+        "tokenizer.ggml.eos_token_id",
+        INT32,
+    );
+    refused(&negative, &["'tokenizer.ggml.eos_token_id' is -1", "320 tokens"]);
+    // A file may have none of them.
+    let without = replaced(&whole, "tokenizer.ggml.eos_token_id", "tokenizer.ggml.eos_token_no");
+    assert!(config(&without).stop.is_empty());
+}
+
+#[test]
+fn a_text_ends_at_any_of_the_end_tokens() {
+    let mut bytes = fixture("llama3_q8_0");
+    for (name, id) in [("eot", 7u32), ("eom", 9), ("padding", 11)] {
+        let key = format!("tokenizer.ggml.{name}_token_id");
+        bytes = with_value(&bytes, &key, UINT32, &id.to_le_bytes());
+    }
+    assert_eq!(config(&bytes).stop, [2, 7, 9]);
+}
+
+#[test]
+fn lists_of_lists_of_unknown_keys_are_skipped() {
+    let list = |kind: u32, value: &[u8]| [&kind.to_le_bytes()[..], &1u64.to_le_bytes(), value].concat();
+    let number = list(INT32, &1i32.to_le_bytes());
+    let texts = list(TEXT, &text("a"));
+    // [[1], ["a"]]
+    let lists = [&ARRAY.to_le_bytes()[..], &2u64.to_le_bytes(), &number, &texts].concat();
+    let whole = fixture("llama3_q8_0");
+    assert_eq!(config(&with_value(&whole, "x.y", ARRAY, &lists)).stop, [2]);
+    // A key that is used.
+    let other = replaced(&whole, "tokenizer.ggml.token_type", "tokenizer.ggml.token_typo");
+    let other = with_value(&other, "tokenizer.ggml.token_type", ARRAY, &lists);
+    let (_folder, path) = file(&other);
+    says(Tokenizer::open(&path), &["tokenizer.ggml.token_type"]);
 }
 
 #[test]

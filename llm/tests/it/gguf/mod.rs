@@ -1,10 +1,12 @@
 //! GGUF files that the package `gguf` wrote, against what Hugging Face's transformers makes of the same numbers.
 
 mod bad;
+mod families;
 pub(crate) mod files;
 mod metadata;
 mod parts;
 mod pieces;
+mod pre_tokenizers;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
