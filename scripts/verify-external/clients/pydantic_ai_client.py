@@ -12,7 +12,7 @@ from typing import Literal
 import openai
 from pydantic import BaseModel, Field
 from pydantic_ai import Agent, ModelHTTPError, ModelRequest, NativeOutput, ToolDefinition
-from pydantic_ai.direct import model_request_sync
+from pydantic_ai.direct import model_request
 from pydantic_ai.messages import SystemPromptPart, TextPart, ToolCallPart, ToolReturnPart, UserPromptPart
 from pydantic_ai.models import ModelRequestParameters
 from pydantic_ai.models.openai import OpenAIChatModel
@@ -59,7 +59,7 @@ async def structured():
     print("chat: structured output by a schema and by a tool, whole and streamed")
 
 
-def tools():
+async def tools():
     schema = {
         "type": "object",
         "properties": {"a": {"enum": [1, 2, 3]}, "b": {"enum": [4, 5]}},
@@ -69,12 +69,12 @@ def tools():
     offered = ToolDefinition(name="add", description="Adds two numbers", parameters_json_schema=schema)
     forced = ModelRequestParameters(function_tools=[offered], allow_text_output=False)
     messages = [ModelRequest([SystemPromptPart("Be brief."), UserPromptPart(QUESTION)])]
-    call = model_request_sync(MODEL, messages, model_settings=SETTINGS, model_request_parameters=forced)
+    call = await model_request(MODEL, messages, model_settings=SETTINGS, model_request_parameters=forced)
     calls = [part for part in call.parts if isinstance(part, ToolCallPart)]
     assert calls and call.finish_reason == "tool_call", call
     results = [ToolReturnPart(part.tool_name, sum(part.args_as_dict().values()), part.tool_call_id) for part in calls]
     messages += [call, ModelRequest(results)]
-    last = model_request_sync(MODEL, messages, model_settings=SETTINGS, model_request_parameters=ModelRequestParameters())
+    last = await model_request(MODEL, messages, model_settings=SETTINGS, model_request_parameters=ModelRequestParameters())
     assert any(isinstance(part, TextPart) for part in last.parts), last
     print("chat: a tool is called, and its result is part of the next turn")
 
@@ -102,7 +102,7 @@ async def errors():
 async def main():
     await chat()
     await structured()
-    await asyncio.to_thread(tools)
+    await tools()
     await logprobs()
     await errors()
 
