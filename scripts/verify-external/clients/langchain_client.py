@@ -77,18 +77,19 @@ def logprobs():
 
 
 def structured():
+    # Without `strict`, schemas allow more properties, and random weights would add them without end.
     for method in ["json_schema", "function_calling"]:
-        model = ChatOpenAI(**SETTINGS, max_tokens=200).with_structured_output(Person, method=method)
+        model = ChatOpenAI(**SETTINGS, max_tokens=600).with_structured_output(Person, method=method, strict=True)
         person = model.invoke(QUESTION)
         assert isinstance(person, Person), person
-    model = ChatOpenAI(**SETTINGS, max_tokens=200).with_structured_output(Person, method="json_schema")
+    model = ChatOpenAI(**SETTINGS, max_tokens=600).with_structured_output(Person, method="json_schema", strict=True)
     assert isinstance(list(model.stream(QUESTION))[-1], Person)
     print("chat: structured output by a schema and by a tool, whole and streamed")
 
 
 def tools():
-    model = ChatOpenAI(**SETTINGS, max_tokens=200)
-    forced = model.bind_tools([add], tool_choice="required")
+    model = ChatOpenAI(**SETTINGS, max_tokens=600)
+    forced = model.bind_tools([add], tool_choice="required", strict=True)
     call = forced.invoke(QUESTION)
     assert call.tool_calls and not call.invalid_tool_calls, call
     assert call.response_metadata["finish_reason"] == "tool_calls", call
@@ -100,9 +101,9 @@ def tools():
     assert same(joined) == same(call), (joined, call)
     results = [add.invoke(each) for each in call.tool_calls]
     assert all(isinstance(each, ToolMessage) and each.content for each in results), results
-    second = model.bind_tools([add], tool_choice="none").invoke([*QUESTION, call, *results])
+    second = model.bind_tools([add], tool_choice="none", strict=True).invoke([*QUESTION, call, *results])
     assert isinstance(second, AIMessage) and not second.tool_calls, second
-    named = model.bind_tools([add], tool_choice="add").invoke([*QUESTION, call, *results])
+    named = model.bind_tools([add], tool_choice="add", strict=True).invoke([*QUESTION, call, *results])
     assert named.tool_calls[0]["name"] == "add", named
     print("chat: a tool is called, and its result is part of the next turn")
 
@@ -119,7 +120,7 @@ def completions():
 def errors():
     wrong = [
         (SETTINGS | {"temperature": -1}, openai.BadRequestError),
-        (SETTINGS | {"model": "other"}, openai.NotFoundError),
+        (SETTINGS | {"model": MODEL + ":other"}, openai.NotFoundError),
     ]
     for settings, error in wrong:
         try:

@@ -23,7 +23,7 @@ CLIENT = openai.AsyncOpenAI(base_url=ADDRESS, api_key="none", max_retries=0)
 NAME = openai.OpenAI(base_url=ADDRESS, api_key="none").models.list().data[0].id
 MODEL = OpenAIChatModel(NAME, provider=OpenAIProvider(openai_client=CLIENT))
 QUESTION = "Name three colours."
-SETTINGS = {"max_tokens": 200, "temperature": 0.0}
+SETTINGS = {"max_tokens": 600, "temperature": 0.0}
 
 
 class Person(BaseModel):
@@ -88,11 +88,11 @@ async def logprobs():
 
 
 async def errors():
-    other = OpenAIChatModel("other", provider=OpenAIProvider(openai_client=CLIENT))
+    other = OpenAIChatModel(NAME + ":other", provider=OpenAIProvider(openai_client=CLIENT))
     for model, settings, status in [(MODEL, {"temperature": -1}, 400), (other, {}, 404)]:
         try:
             await Agent(model, model_settings=settings).run(QUESTION)
-            raise SystemExit(f"{settings} was accepted")
+            raise SystemExit(f"{model.model_name} with {settings} was accepted")
         except ModelHTTPError as e:
             assert e.status_code == status and e.body["message"], e
             json.dumps(e.body)
