@@ -1,15 +1,17 @@
 """Uses a running server by the official client: openai_client.py http://127.0.0.1:8080 [ENCODER]
 
-ENCODER is the address of a second server, of an encoder, whose embeddings are tried then.
+The server has to serve the checkpoint of clients/checkpoint.py. ENCODER is the address of a second server, of an encoder, whose
+embeddings are tried then.
 
 Needs the package `openai`. Prints what it tried, and fails with the first difference.
 """
 
+import asyncio
 import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-from openai import APIStatusError, BadRequestError, NotFoundError, OpenAI
+from openai import APIConnectionError, APIStatusError, AsyncOpenAI, BadRequestError, NotFoundError, OpenAI
 
 client = OpenAI(base_url=sys.argv[1] + "/v1", api_key="none", max_retries=0)
 model = client.models.list().data[0].id
@@ -22,7 +24,8 @@ assert whole.usage.completion_tokens <= 16 and whole.choices[0].finish_reason in
 stream = client.chat.completions.create(**ask, temperature=0, stream=True, stream_options={"include_usage": True})
 parts = list(stream)
 assert "".join(p.choices[0].delta.content or "" for p in parts if p.choices) == text
-assert parts[-1].usage == whole.usage, parts[-1]
+counts = lambda usage: (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens)
+assert counts(parts[-1].usage) == counts(whole.usage), parts[-1]
 print("chat: whole and streamed texts are the same")
 
 several = client.chat.completions.create(**ask, n=3, temperature=1, seed=4, logprobs=True, top_logprobs=2)
@@ -39,6 +42,16 @@ streamed = client.completions.create(model=model, prompt="Once", max_tokens=8, t
 assert "".join(p.choices[0].text for p in streamed if p.choices) == completion.choices[0].text
 print("completions: several prompts, streamed")
 
+tokens = completion.choices[0].logprobs.tokens
+echoed = client.completions.create(model=model, prompt="Once", max_tokens=8, temperature=0, logprobs=1, echo=True).choices[0]
+assert echoed.text == "Once" + completion.choices[0].text, echoed
+# The first token of a prompt follows nothing.
+assert echoed.logprobs.token_logprobs[0] is None and echoed.logprobs.tokens[-8:] == tokens, echoed
+assert all(value <= 0 for value in echoed.logprobs.token_logprobs[1:]), echoed
+scored = client.completions.create(model=model, prompt="Once", max_tokens=0, logprobs=1, echo=True).choices[0]
+assert scored.text == "Once" and len(scored.logprobs.tokens) == len(echoed.logprobs.tokens) - 8, scored
+print("completions: log-probabilities of the prompt")
+
 schema = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer", "minimum": 0, "maximum": 150}},
@@ -54,7 +67,36 @@ person = json.loads(answer.choices[0].message.content)
 assert set(person) == {"name", "age"} and 0 <= person["age"] <= 150
 print("chat: output keeps to a schema")
 
-for wrong, error in [({"temperature": -1}, BadRequestError), ({"model": "other"}, NotFoundError)]:
+schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}, "b": {"enum": [3, 4]}}, "required": ["a", "b"]}
+schema["additionalProperties"] = False
+tools = [{"type": "function", "function": {"name": "add", "description": "Adds two numbers", "parameters": schema}}]
+forced = dict(ask, tools=tools, tool_choice="required", temperature=0)
+choice = client.chat.completions.create(**forced).choices[0]
+call = choice.message.tool_calls[0]
+assert choice.finish_reason == "tool_calls" and choice.message.content is None, choice
+assert call.type == "function" and call.function.name == "add" and set(json.loads(call.function.arguments)) == {"a", "b"}, call
+parts = [part.choices[0] for part in client.chat.completions.create(**forced, stream=True) if part.choices]
+streamed = [each for part in parts for each in part.delta.tool_calls or []]
+assert "".join(each.function.arguments or "" for each in streamed) == call.function.arguments, streamed
+assert streamed[0].id and streamed[0].index == 0 and parts[-1].finish_reason == "tool_calls", parts
+total = str(sum(json.loads(call.function.arguments).values()))
+result = {"role": "tool", "tool_call_id": call.id, "content": total}
+history = [*ask["messages"], choice.message, result]
+second = client.chat.completions.create(**dict(ask, messages=history, tools=tools, tool_choice="none")).choices[0]
+assert second.message.content is not None and not second.message.tool_calls, second
+print("chat: a tool is called, and its result is part of the next turn")
+
+
+async def all_at_once():
+    other = AsyncOpenAI(base_url=sys.argv[1] + "/v1", api_key="none", max_retries=0)
+    several = await asyncio.gather(*(other.chat.completions.create(**dict(ask, max_tokens=16, temperature=0)) for _ in range(8)))
+    return [each.choices[0].message.content for each in several]
+
+
+assert asyncio.run(all_at_once()) == [text] * 8
+print("chat: the asynchronous client")
+
+for wrong, error in [({"temperature": -1}, BadRequestError), ({"model": model + ":other"}, NotFoundError)]:
     try:
         client.chat.completions.create(**{**ask, **wrong})
         raise SystemExit(f"{wrong} was accepted")
@@ -65,7 +107,12 @@ try:
     raise SystemExit("there are embeddings")
 except APIStatusError as e:
     assert e.status_code == 501
-print("errors are those of the client")
+try:
+    OpenAI(base_url="http://127.0.0.1:9/v1", api_key="none", max_retries=0).models.list()
+    raise SystemExit("there is a server at port 9")
+except APIConnectionError:
+    pass
+print("errors have the client's types")
 
 
 def one(seed):
