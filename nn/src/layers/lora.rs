@@ -123,6 +123,9 @@ impl LoraConfig {
     }
 }
 
+/// Input of the graph that replaces the factor of adapters, `f32 [rows, rank]`, if the graph has it.
+pub(crate) const ADAPTER_SCALES_INPUT: &str = "adapter_scales";
+
 /// Part of the names of parameters of adapters.
 pub(crate) const LORA_PART: &str = ".lora_";
 
@@ -155,8 +158,15 @@ impl Adapter {
     #[track_caller]
     pub(super) fn add_to(&self, g: &mut Graph, y: NodeId, x: Value, name: &str) -> NodeId {
         let narrow = g.matmul(x, self.a);
-        let scale = g.full(meganeura_core::DType::F32, f64::from(self.scale), &[1]);
-        // The narrow one costs least to scale.
+        let scale = match g.leaf_named(ADAPTER_SCALES_INPUT) {
+            // Rows may have a further axis, of length 1.
+            Some(of_rows) => {
+                let shape = g.shape(narrow).to_vec();
+                g.reshape(of_rows, &shape)
+            }
+            None => g.full(meganeura_core::DType::F32, f64::from(self.scale), &[1]),
+        };
+        // Scaling the narrow product costs least.
         let narrow = g.mul(narrow, scale);
         let added = g.matmul(narrow, self.b);
         let y = g.add(y, added);

@@ -63,7 +63,7 @@ pub(crate) use expert_linear::ExpertLinear;
 pub use layer_norm::{LayerNorm, LayerNormConfig};
 pub use linear::{Linear, LinearConfig};
 pub use longrope::LongRope;
-pub(crate) use lora::LORA_PART;
+pub(crate) use lora::{ADAPTER_SCALES_INPUT, LORA_PART};
 pub use lora::{LORA_LAYERS, LoraConfig, LoraTargets};
 pub use position_embedding::PositionEmbedding;
 pub use recurrent::{Gru, GruStates, Lstm, LstmStates, RecurrentConfig, Rnn, RnnActivation, RnnStates};

@@ -3,7 +3,7 @@
 use meganeura_core::{DType, Graph, NodeId};
 
 use super::{LlamaConfig, TOKENS};
-use crate::layers::PagedRows;
+use crate::layers::{ADAPTER_SCALES_INPUT, PagedRows};
 
 /// Name of the input that holds how many tokens are cached.
 pub const KV_POS: &str = "kv_pos";
@@ -20,6 +20,12 @@ pub const BLOCK_TABLE: &str = "block_table";
 pub const TEMPERATURES: &str = "temperatures";
 /// Name of the input that holds the seeds of each row that a token is drawn for.
 pub const SEEDS: &str = "seeds";
+
+/// Name of the input `f32 [rows, rank]` with the factor of each column of the adapters, for each row.
+///
+/// Several adapters share one pair of matrices: the ranks of all of them are concatenated. A row holds `alpha / rank` in the
+/// columns of its adapter and 0 elsewhere; a row of zeros computes the model without adapters.
+pub const ADAPTER_SCALES: &str = ADAPTER_SCALES_INPUT;
 
 /// Sizes of the caches of a [`LlamaConfig::paged_graph`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -96,7 +102,7 @@ impl LlamaConfig {
     ///
     /// Inputs, all `u32`: `tokens [rows]`; [`POSITIONS`] and [`SLOTS`] `[rows]` and [`BLOCK_TABLE`] `[rows, table_len]`, as
     /// [`PagedRows`] describes them; with `logits` below `rows` also [`LOGITS_ROW`] `[logits]`, the rows that logits are asked
-    /// for. A row whose slot is `blocks * block_rows` stands for no token. Each layer's keys and values are written into
+    /// for, and with [`LlamaConfig::lora_per_row`] [`ADAPTER_SCALES`]. A row whose slot is `blocks * block_rows` stands for no token. Each layer's keys and values are written into
     /// parameters named by [`kv_cache_names`], `[blocks, block_rows, kv_width]` of [`LlamaConfig::cache_type`], which are not trained. Output: the logits,
     /// `f32 [logits, vocab]`.
     #[track_caller]
@@ -140,6 +146,9 @@ impl LlamaConfig {
             slots: g.input_u32(SLOTS, &[rows]),
             block_table: g.input_u32(BLOCK_TABLE, &[rows, cache.table_len]),
         };
+        if let Some(lora) = self.lora.filter(|_| self.lora_per_row) {
+            g.input(ADAPTER_SCALES, &[rows, lora.rank]);
+        }
         let model = self.build(g, "");
         let caches = self.caches(g, &[cache.blocks, cache.block_rows, self.kv_width()]);
         let mut x = model.forward_paged(g, tokens, &caches, at);

@@ -122,6 +122,9 @@ pub struct LlamaConfig {
     pub tied_embeddings: bool,
     /// Adapters; with them, nothing else is trained.
     pub lora: Option<LoraConfig>,
+    /// Adds the input [`ADAPTER_SCALES`](super::ADAPTER_SCALES) to a [`LlamaConfig::paged_graph`] with adapters. It replaces
+    /// the factor `alpha / rank`, so that each row selects its own adapter.
+    pub lora_per_row: bool,
     /// How matrices are stored. All but `f32` are for models that are not trained; norms and biases stay `f32`.
     pub weights: StorageMap,
     /// How keys and values are cached.
@@ -165,6 +168,7 @@ impl LlamaConfig {
             eps: 1e-5,
             tied_embeddings: true,
             lora: None,
+            lora_per_row: false,
             weights: StorageMap::all(WeightStorage::F32),
             cache_type: CacheType::F32,
         }
