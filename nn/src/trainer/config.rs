@@ -26,6 +26,8 @@ const MAX_PREFETCH: usize = 1024;
 pub struct TrainConfig {
     /// Number of epochs; with 0, `fit` only evaluates.
     pub epochs: usize,
+    /// Maximum number of steps, which may end within an epoch; none by default.
+    pub max_steps: Option<u64>,
     /// Batch size, at least 1. It is the first axis of the model's inputs.
     pub batch_size: usize,
     /// Optimizer.
@@ -111,6 +113,7 @@ impl Default for TrainConfig {
     fn default() -> Self {
         TrainConfig {
             epochs: 20,
+            max_steps: None,
             batch_size: 32,
             optimizer: OptimizerChoice::AdamW { weight_decay: 0.05 },
             learning_rate: 2e-3,
@@ -210,6 +213,7 @@ impl TrainConfig {
         let optional = |value: Option<&dyn fmt::Debug>| value.map_or(Value::Null, text);
         json!({
             "epochs": self.epochs,
+            "max_steps": self.max_steps,
             "batch_size": self.batch_size,
             "optimizer": self.optimizer.rule(self.learning_rate).kind().as_str(),
             "optimizer_settings": text(&self.optimizer),

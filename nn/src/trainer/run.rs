@@ -33,6 +33,8 @@ pub(super) struct Run<'r, 'd> {
     observer: &'r mut dyn Observer,
     /// Steps in each epoch.
     steps: usize,
+    /// Steps in the present epoch: fewer in the last one if [`TrainConfig::max_steps`](super::TrainConfig::max_steps) ends it.
+    epoch_steps: usize,
     start: Instant,
     tracker: Tracker,
     stop: Option<Stop>,
@@ -86,6 +88,7 @@ impl<'r, 'd> Run<'r, 'd> {
             test: begin.test,
             is_validation: begin.is_validation,
             steps: begin.steps,
+            epoch_steps: begin.steps,
             settings: begin.settings,
             trainer,
             observer,
@@ -117,11 +120,12 @@ impl<'r, 'd> Run<'r, 'd> {
             // What cannot be written is an error now, not after hours.
             self.save()?;
         }
+        let limit = self.total_steps();
         if self.is_resumed && self.stop.is_none() && self.reports.len() < epochs && self.tracker.out_of_patience() {
             // It had ended already.
             self.stop = Some(Stop::EarlyStopping);
         }
-        while self.stop.is_none() && self.reports.len() < epochs {
+        while self.stop.is_none() && self.reports.len() < epochs && self.total < limit {
             self.epoch = self.reports.len() + 1;
             let Some(report) = self.epoch()? else { break };
             ::log::debug!("{report}");
@@ -201,10 +205,13 @@ impl<'r, 'd> Run<'r, 'd> {
 
     /// One epoch with its evaluation, or `None` if it was cut short.
     fn epoch(&mut self) -> Result<Option<EpochReport>, TrainError> {
+        let before = self.total - self.in_epoch.unwrap_or(0) as u64;
+        let left = self.total_steps().saturating_sub(before);
+        self.epoch_steps = usize::try_from(left).unwrap_or(usize::MAX).min(self.steps);
         let begin = EpochBegin {
             epoch: self.epoch,
             epochs: self.trainer.config.epochs,
-            steps: self.steps,
+            steps: self.epoch_steps,
         };
         let flow = self.observer.on_epoch_begin(&begin);
         self.heed(flow)?;
@@ -219,9 +226,9 @@ impl<'r, 'd> Run<'r, 'd> {
         self.in_epoch = None;
         let mut report = EpochReport {
             epoch: self.epoch,
-            steps: self.steps,
+            steps: self.epoch_steps,
             total_steps: self.total,
-            examples: self.steps * self.trainer.config.batch_size,
+            examples: self.epoch_steps * self.trainer.config.batch_size,
             train_loss,
             evaluation: None,
             learning_rate: self.learning_rate,
@@ -241,7 +248,7 @@ impl<'r, 'd> Run<'r, 'd> {
     fn evaluates_epoch(&self) -> bool {
         let config = &self.trainer.config;
         // No epoch is a multiple of 0, as they count from 1.
-        let due = self.epoch == config.epochs || self.epoch.is_multiple_of(config.evaluate_every);
+        let due = self.is_last_epoch() || self.epoch.is_multiple_of(config.evaluate_every);
         self.test.is_some() && due
     }
 
@@ -264,7 +271,7 @@ impl<'r, 'd> Run<'r, 'd> {
                 0
             }
         };
-        for step in done + 1..=self.steps {
+        for step in done + 1..=self.epoch_steps {
             let info = self.step(step, start)?;
             self.in_epoch = Some(step);
             let flow = self.observer.on_step(&info);
@@ -285,8 +292,8 @@ impl<'r, 'd> Run<'r, 'd> {
         let sum = self.trainer.training.try_read_state(LOSS_SUM)?;
         let sum = sum.iter().copied().map(f64::from).sum::<f64>();
         let sum = distributed::mean(&self.trainer.config, "the mean loss", sum)?;
-        let train_loss = sum / self.steps as f64;
-        self.check_finite(train_loss as f32, self.steps)?;
+        let train_loss = sum / self.epoch_steps as f64;
+        self.check_finite(train_loss as f32, self.epoch_steps)?;
         Ok(Some(train_loss))
     }
 
@@ -311,7 +318,7 @@ impl<'r, 'd> Run<'r, 'd> {
     fn evaluate_if_due(&mut self, step: usize) -> Result<(), TrainError> {
         let every = self.trainer.config.evaluate_every_steps as u64;
         let done = self.evaluated.is_some_and(|(at, _)| at == self.total);
-        let left_to_epoch = step == self.steps && self.evaluates_epoch();
+        let left_to_epoch = step == self.epoch_steps && self.evaluates_epoch();
         if self.total.is_multiple_of(every) && !done && !left_to_epoch {
             self.evaluate()?;
         }
@@ -320,6 +327,7 @@ impl<'r, 'd> Run<'r, 'd> {
 
     /// The `step`-th step of the present epoch, which began at `start`.
     fn step(&mut self, step: usize, start: Instant) -> Result<StepInfo, TrainError> {
+        let total_steps = self.total_steps();
         let Trainer {
             config, training, feed, ..
         } = &mut *self.trainer;
@@ -330,7 +338,7 @@ impl<'r, 'd> Run<'r, 'd> {
         self.learning_rate = config.rate_at(Position {
             step: self.total,
             steps_per_epoch: steps,
-            total_steps: (config.epochs as u64).saturating_mul(steps),
+            total_steps,
         });
         training.try_adjust_learning_rate(self.learning_rate)?;
         training.try_step()?;
@@ -363,7 +371,7 @@ impl<'r, 'd> Run<'r, 'd> {
         Ok(StepInfo {
             epoch: self.epoch,
             step,
-            steps: self.steps,
+            steps: self.epoch_steps,
             total_step: self.total,
             examples,
             loss,
@@ -399,7 +407,7 @@ impl<'r, 'd> Run<'r, 'd> {
             evaluation_seconds,
         });
         self.heed(flow)?;
-        let unfinished = self.total < (self.trainer.config.epochs as u64).saturating_mul(self.steps as u64);
+        let unfinished = self.total < self.total_steps();
         if self.stop.is_none() && unfinished && self.tracker.out_of_patience() {
             self.stop = Some(Stop::EarlyStopping);
         }
@@ -415,6 +423,18 @@ impl<'r, 'd> Run<'r, 'd> {
             self.stop = Some(Stop::Observer);
         }
         Ok(())
+    }
+
+    /// Steps of the whole run.
+    fn total_steps(&self) -> u64 {
+        let config = &self.trainer.config;
+        let all = (config.epochs as u64).saturating_mul(self.steps as u64);
+        config.max_steps.map_or(all, |most| most.min(all))
+    }
+
+    /// Whether the run ends with the present epoch.
+    fn is_last_epoch(&self) -> bool {
+        self.epoch == self.trainer.config.epochs || self.total >= self.total_steps()
     }
 
     fn seconds(&self) -> f64 {
