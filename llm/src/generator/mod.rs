@@ -16,7 +16,7 @@ use meganeura_core::{Error, Graph, Result, Session, select};
 use meganeura_nn::layers::WeightStorage;
 use meganeura_nn::models::{CacheType, KV_POS, LOGITS_ROW, LlamaConfig, LogitsOf, StorageMap, TOKENS, kv_cache_names};
 
-use crate::adapters::Adapters;
+use crate::adapters::{Adapters, PackedAdapters};
 use crate::checkpoint::Checkpoint;
 use crate::config::ModelConfig;
 use crate::plans::{Joined, Plans, Step, StepShape, decoding_file};
@@ -59,7 +59,7 @@ pub struct GeneratorOptions {
     pub prefill_rows: usize,
     /// Folder that keeps plans from one start to the next.
     pub plans: Option<PathBuf>,
-    /// Folder of adapters that [`Generator::open`] merges into the weights.
+    /// Folder of adapters. They are merged into weights stored as `f32`, and computed beside other weights.
     pub adapters: Option<PathBuf>,
     /// How matrices are stored on the device; as `None` the way that the checkpoint asks for
     /// ([`Checkpoint::usual_storage`]).
@@ -139,6 +139,8 @@ fn rate(count: usize, time: Duration) -> f64 {
 pub struct Generator {
     config: ModelConfig,
     checkpoint: Checkpoint,
+    /// Adapters that are computed beside the weights.
+    adapters: Option<PackedAdapters>,
     plans: Plans<Shape>,
     selector: String,
     capacity: usize,
@@ -158,10 +160,7 @@ impl Generator {
     /// finds.
     pub fn open(folder: &Path, options: GeneratorOptions) -> Result<Self> {
         let config = ModelConfig::open(folder)?;
-        let mut checkpoint = Checkpoint::open(folder)?;
-        if let Some(folder) = &options.adapters {
-            checkpoint = checkpoint.with_adapters(Adapters::open(folder)?)?;
-        }
+        let checkpoint = Checkpoint::open(folder)?;
         let settings = Config::load()?;
         let selected = select::select(options.device.as_deref(), &settings)?;
         let device = selected.open(&settings)?;
@@ -171,14 +170,15 @@ impl Generator {
         Ok(generator)
     }
 
-    /// A generator on a device that is open already; the options' device is not looked at.
+    /// Creates a generator on a device that is open already; the options' device is ignored.
     ///
     /// # Errors
-    /// A capacity of 0, or beyond the model's context; weights of another model ([`Checkpoint::check_model`]).
+    /// A capacity of 0, or beyond the model's context; weights of another model ([`Checkpoint::check_model`]); what
+    /// [`Adapters::open`] finds.
     pub fn on(
         device: Arc<dyn Device>,
         mut config: ModelConfig,
-        checkpoint: Checkpoint,
+        mut checkpoint: Checkpoint,
         options: &GeneratorOptions,
     ) -> Result<Self> {
         config.network.weights = options
@@ -196,12 +196,24 @@ impl Generator {
             ));
         }
         checkpoint.check_model(&config.network)?;
+        let mut adapters = None;
+        if let Some(folder) = &options.adapters {
+            let opened = Adapters::open(folder)?;
+            if config.network.weights == StorageMap::all(WeightStorage::F32) {
+                checkpoint = checkpoint.with_adapters(opened)?;
+            } else {
+                checkpoint.check_adapters(&opened)?;
+                config.network.lora = Some(*opened.config());
+                adapters = Some(PackedAdapters::for_all(opened));
+            }
+        }
         Ok(Generator {
             selector: device.capabilities().name.clone(),
             plans: Plans::new(device, options.plans.clone()),
             prefill_rows: options.prefill_rows.clamp(1, capacity),
             config,
             checkpoint,
+            adapters,
             capacity,
             active: None,
             latest: 0,
@@ -263,6 +275,7 @@ impl Generator {
         let stop = request.stop.clone().unwrap_or_else(|| self.config.stop.clone());
         Ok(Generation {
             tokens: prompt.to_vec(),
+            prompt: prompt.len(),
             left: request.max_tokens,
             sampler,
             stop,
@@ -412,6 +425,9 @@ impl Generator {
     fn built(&mut self, shapes: &[Shape], caches: &[(String, Vec<u8>)]) -> Result<Joined<Shape>> {
         let mut joined = self.plans.session(&self.config.network, shapes)?;
         self.checkpoint.load_into(&mut joined.session)?;
+        if let Some(adapters) = &self.adapters {
+            adapters.load_into(&mut joined.session)?;
+        }
         for (name, bytes) in caches {
             joined.session.try_set_parameter_bytes(name, bytes)?;
         }
@@ -452,6 +468,8 @@ pub struct Generation<'a> {
     stop: Vec<u32>,
     /// The prompt and what follows it.
     tokens: Vec<u32>,
+    /// Number of tokens of the prompt.
+    prompt: usize,
     left: usize,
     /// Of the token that comes next.
     logits: Vec<f32>,
@@ -482,7 +500,10 @@ impl Generation<'_> {
             self.speed.decode += start.elapsed();
             self.speed.decode_tokens += 1;
         }
-        let token = self.sampler.choose(&mut self.logits, &self.tokens)?;
+        let token = {
+            let (prompt, generated) = self.tokens.split_at(self.prompt);
+            self.sampler.choose(&mut self.logits, prompt, generated)?
+        };
         if self.stop.contains(&token) {
             self.left = 0;
             return Ok(None);

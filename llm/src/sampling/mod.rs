@@ -2,6 +2,7 @@
 
 use meganeura_core::random::SplitMix64;
 use meganeura_core::{Error, Result};
+use rustc_hash::FxHashMap;
 
 use crate::softmax;
 
@@ -16,9 +17,14 @@ pub struct Sampling {
     pub top_p: Option<f32>,
     /// Only tokens that are at least this fraction as likely as the most likely one (Nguyen et al., 2024).
     pub min_p: Option<f32>,
-    /// Divides positive logits of tokens that there are already, and multiplies negative ones (Keskar et al., 2019); 1
-    /// leaves them alone.
+    /// Divides positive logits of tokens that occur in the prompt or the generated text, and multiplies negative ones
+    /// (Keskar et al., 2019); 1 changes nothing.
     pub repetition_penalty: f32,
+    /// Subtracted once from the logits of tokens that occur in the generated text (OpenAI's API); 0 changes nothing.
+    pub presence_penalty: f32,
+    /// Subtracted from the logits of tokens for each time that they occur in the generated text (OpenAI's API); 0 changes
+    /// nothing.
+    pub frequency_penalty: f32,
     /// Seed of the random numbers.
     pub seed: u64,
 }
@@ -31,43 +37,75 @@ impl Default for Sampling {
             top_p: None,
             min_p: None,
             repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
             seed: 0,
         }
     }
 }
 
 impl Sampling {
-    /// Whether the numbers make sense.
+    /// Whether a penalty depends on the tokens so far.
+    fn has_penalties(&self) -> bool {
+        self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
+    }
+
+    /// Checks that each value is in its range.
     ///
     /// # Errors
-    /// [`Error::InvalidUse`] naming the one that does not.
+    /// [`Error::InvalidUse`] naming the one that is not.
     pub fn check(&self) -> Result<()> {
         let fraction = |p: f32| p > 0.0 && p <= 1.0;
         let wrong = [
             (
                 !(self.temperature >= 0.0 && self.temperature.is_finite()),
-                format!("the temperature is {}", self.temperature),
+                format!("expected a temperature of at least 0, found {}", self.temperature),
                 "give 0 for the most likely token, or a positive number",
             ),
             (
                 self.top_k == Some(0),
-                "top-k of 0 tokens leaves none".into(),
+                "expected top-k of at least 1, found 0".into(),
                 "give at least 1",
             ),
             (
                 self.top_p.is_some_and(|p| !fraction(p)),
-                format!("top-p is {}", self.top_p.unwrap_or_default()),
-                "give a probability above 0, and at most 1",
+                format!(
+                    "expected top-p above 0 and at most 1, found {}",
+                    self.top_p.unwrap_or_default()
+                ),
+                "give a probability, or leave it out",
             ),
             (
                 self.min_p.is_some_and(|p| !fraction(p)),
-                format!("min-p is {}", self.min_p.unwrap_or_default()),
-                "give a fraction above 0, and at most 1",
+                format!(
+                    "expected min-p above 0 and at most 1, found {}",
+                    self.min_p.unwrap_or_default()
+                ),
+                "give a fraction, or leave it out",
             ),
             (
                 !(self.repetition_penalty > 0.0 && self.repetition_penalty.is_finite()),
-                format!("the repetition penalty is {}", self.repetition_penalty),
+                format!(
+                    "expected a repetition penalty above 0, found {}",
+                    self.repetition_penalty
+                ),
                 "give 1 for none, more to avoid repetitions",
+            ),
+            (
+                !(-2.0..=2.0).contains(&self.presence_penalty),
+                format!(
+                    "expected a presence penalty from -2 to 2, found {}",
+                    self.presence_penalty
+                ),
+                "give 0 for none",
+            ),
+            (
+                !(-2.0..=2.0).contains(&self.frequency_penalty),
+                format!(
+                    "expected a frequency penalty from -2 to 2, found {}",
+                    self.frequency_penalty
+                ),
+                "give 0 for none",
             ),
         ];
         match wrong.into_iter().find(|(is_wrong, ..)| *is_wrong) {
@@ -103,18 +141,18 @@ impl Sampler {
         })
     }
 
-    /// The token that follows `tokens`, by its logits `[vocab]`, which are changed. Of equally likely tokens the first
-    /// comes first.
+    /// Returns the token that follows `prompt` and `generated`, by its logits `[vocab]`, which are changed. Among equally
+    /// likely tokens, the one with the smallest id comes first.
     ///
     /// # Errors
     /// Logits that are not numbers, or of which none is finite.
-    pub fn choose(&mut self, logits: &mut [f32], tokens: &[u32]) -> Result<u32> {
+    pub fn choose(&mut self, logits: &mut [f32], prompt: &[u32], generated: &[u32]) -> Result<u32> {
         let Some(mut most) = softmax::largest_finite(logits) else {
             return Err(not_numbers());
         };
-        if self.options.repetition_penalty != 1.0 {
-            self.penalise(logits, tokens);
-            // Penalties may make logits larger than there are numbers for.
+        if self.options.has_penalties() {
+            self.penalise(logits, prompt, generated);
+            // Penalties may overflow logits.
             most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         }
         let Sampling {
@@ -169,12 +207,11 @@ impl Sampler {
             top_k,
             top_p,
             min_p,
-            repetition_penalty,
             ..
         } = self.options;
         let is_plain = temperature == 0.0 || (top_k.is_none() && top_p.is_none_or(|p| p == 1.0) && min_p.is_none());
         // Noise times the temperature has to be finite.
-        (is_plain && repetition_penalty == 1.0).then_some(temperature.min(1e30))
+        (is_plain && !self.options.has_penalties()).then_some(temperature.min(1e30))
     }
 
     /// Seeds for the tokens that a device draws next, of any number; [`Sampler::take_drawn`] goes on by one.
@@ -201,18 +238,35 @@ impl Sampler {
         if could { Ok(token) } else { Err(not_numbers()) }
     }
 
-    fn penalise(&self, logits: &mut [f32], tokens: &[u32]) {
-        let penalty = self.options.repetition_penalty;
-        let mut seen: Vec<u32> = tokens.to_vec();
-        seen.sort_unstable();
-        seen.dedup();
-        for token in seen {
+    fn penalise(&self, logits: &mut [f32], prompt: &[u32], generated: &[u32]) {
+        let counts = |tokens: &[u32]| {
+            let mut counts: FxHashMap<u32, u32> = FxHashMap::default();
+            tokens.iter().for_each(|token| *counts.entry(*token).or_default() += 1);
+            counts
+        };
+        let Sampling {
+            repetition_penalty,
+            presence_penalty,
+            frequency_penalty,
+            ..
+        } = self.options;
+        let of_text = counts(generated);
+        if repetition_penalty != 1.0 {
+            let mut seen = of_text.clone();
+            seen.extend(prompt.iter().map(|&token| (token, 1)));
+            for token in seen.into_keys() {
+                if let Some(logit) = logits.get_mut(token as usize) {
+                    *logit = if *logit > 0.0 {
+                        *logit / repetition_penalty
+                    } else {
+                        *logit * repetition_penalty
+                    };
+                }
+            }
+        }
+        for (token, count) in of_text {
             if let Some(logit) = logits.get_mut(token as usize) {
-                *logit = if *logit > 0.0 {
-                    *logit / penalty
-                } else {
-                    *logit * penalty
-                };
+                *logit -= presence_penalty + frequency_penalty * count as f32;
             }
         }
     }

@@ -4,7 +4,7 @@ fn counts(options: Sampling, logits: &[f32], draws: usize) -> Vec<usize> {
     let mut sampler = Sampler::new(options).expect("options that make sense");
     let mut counts = vec![0; logits.len()];
     for _ in 0..draws {
-        let token = sampler.choose(&mut logits.to_vec(), &[]).expect("numbers");
+        let token = sampler.choose(&mut logits.to_vec(), &[], &[]).expect("numbers");
         counts[token as usize] += 1;
     }
     counts
@@ -47,11 +47,13 @@ fn the_lowest_temperature_takes_the_most_likely_token() {
     let lowest = f32::NEG_INFINITY;
     assert_eq!(
         sampler
-            .choose(&mut [lowest, -1.0, lowest], &[])
+            .choose(&mut [lowest, -1.0, lowest], &[], &[])
             .expect("one is possible"),
         1
     );
-    let error = sampler.choose(&mut [lowest; 3], &[]).expect_err("none is possible");
+    let error = sampler
+        .choose(&mut [lowest; 3], &[], &[])
+        .expect_err("none is possible");
     assert!(error.to_string().contains("not all numbers"), "{error}");
 }
 
@@ -171,7 +173,7 @@ fn tokens_of_a_large_vocabulary_are_those_of_sorting_it_all() {
             });
             let expected = kept[at.unwrap_or(kept.len() - 1)].0;
             assert_eq!(
-                sampler.choose(&mut logits.clone(), &[]).expect("a token"),
+                sampler.choose(&mut logits.clone(), &[], &[]).expect("a token"),
                 expected,
                 "{options:?}"
             );
@@ -232,16 +234,16 @@ fn repetitions_are_penalised() {
         ..Sampling::default()
     };
     let mut sampler = Sampler::new(options).expect("options");
-    assert_eq!(sampler.choose(&mut [3.0, 2.0, -1.0], &[]).expect("a token"), 0);
-    assert_eq!(sampler.choose(&mut [3.0, 2.0, -1.0], &[0, 0]).expect("a token"), 1);
+    assert_eq!(sampler.choose(&mut [3.0, 2.0, -1.0], &[], &[]).expect("a token"), 0);
+    assert_eq!(sampler.choose(&mut [3.0, 2.0, -1.0], &[0, 0], &[]).expect("a token"), 1);
     // A negative one gets smaller.
-    assert_eq!(sampler.choose(&mut [-3.0, -2.0], &[1]).expect("a token"), 0);
+    assert_eq!(sampler.choose(&mut [-3.0, -2.0], &[1], &[]).expect("a token"), 0);
 }
 
 #[test]
 fn the_first_of_equals_and_the_same_seed() {
     let mut sampler = Sampler::new(Sampling::default()).expect("options");
-    assert_eq!(sampler.choose(&mut [1.0, 4.0, 4.0], &[]).expect("a token"), 1);
+    assert_eq!(sampler.choose(&mut [1.0, 4.0, 4.0], &[], &[]).expect("a token"), 1);
     let options = Sampling {
         temperature: 1.0,
         seed: 5,
@@ -290,6 +292,36 @@ fn nonsense_is_refused() {
         assert!(Sampler::new(options).is_err(), "{options:?}");
     }
     let mut sampler = Sampler::new(Sampling::default()).expect("options");
-    assert!(sampler.choose(&mut [1.0, f32::NAN], &[]).is_err());
-    assert!(sampler.choose(&mut [], &[]).is_err());
+    assert!(sampler.choose(&mut [1.0, f32::NAN], &[], &[]).is_err());
+    assert!(sampler.choose(&mut [], &[], &[]).is_err());
+}
+
+#[test]
+fn penalties_count_generated_tokens() {
+    let sampler = |presence_penalty, frequency_penalty| {
+        let options = Sampling {
+            presence_penalty,
+            frequency_penalty,
+            ..Sampling::default()
+        };
+        Sampler::new(options).expect("options")
+    };
+    // The prompt does not count.
+    let next = |mut sampler: Sampler, prompt: &[u32], generated: &[u32]| {
+        sampler
+            .choose(&mut [2.0, 1.5, 0.0], prompt, generated)
+            .expect("a token")
+    };
+    assert_eq!(next(sampler(1.0, 0.0), &[0, 0, 0], &[]), 0);
+    assert_eq!(next(sampler(1.0, 0.0), &[], &[0]), 1);
+    // Frequency counts each occurrence: 2 - 3 * 0.2 < 1.5, 2 - 2 * 0.2 > 1.5.
+    assert_eq!(next(sampler(0.0, 0.2), &[], &[0, 0]), 0);
+    assert_eq!(next(sampler(0.0, 0.2), &[], &[0, 0, 0]), 1);
+    assert_eq!(next(sampler(-2.0, 0.0), &[], &[2, 2]), 0);
+    assert_eq!(next(sampler(0.0, -1.5), &[], &[2, 2]), 2);
+    let wrong = Sampling {
+        frequency_penalty: 2.5,
+        ..Sampling::default()
+    };
+    assert!(Sampler::new(wrong).is_err());
 }
