@@ -2,7 +2,7 @@
 #![no_main]
 
 use meganeura_fuzz::{in_file, seed, target, text};
-use meganeura_llm::ChatTemplate;
+use meganeura_llm::{ChatInput, ChatTemplate};
 use serde_json::json;
 
 /// What published templates use.
@@ -40,7 +40,13 @@ target!(seeds: seeds, change: text::change, |data| {
             json!({ "role": "user", "content": "a\nb <|user|>" }),
             json!({ "role": "assistant", "content": "", "tool_calls": [call] }),
         ];
-        let _ = template.render_json(&messages, &[json!({ "name": "add", "parameters": { "type": "object" } })]);
-        let _ = template.render_json(&messages[1..2], &[]);
+        let tools = [json!({ "name": "add", "parameters": { "type": "object" } })];
+        let special_tokens = ["<|user|>".to_owned()];
+        let _ = template.render_chat(&ChatInput {
+            tools: &tools,
+            special_tokens: &special_tokens,
+            ..ChatInput::new(&messages)
+        });
+        let _ = template.render_chat(&ChatInput::new(&messages[1..2]));
     });
 });

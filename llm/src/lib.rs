@@ -50,9 +50,9 @@ mod tensors;
 pub mod tokenizer;
 
 pub use adapters::Adapters;
-pub use chat::{ChatTemplate, Message};
+pub use chat::{ChatInput, ChatTemplate, Message, RenderedChat};
 pub use checkpoint::Checkpoint;
-pub use config::{ModelConfig, Projections};
+pub use config::{ModelConfig, Projections, SamplingDefaults};
 pub use embedder::{Embedder, EmbedderOptions, EncoderConfig, Pooling, TextEncoder};
 pub use engine::{Engine, EngineOptions};
 pub use generator::{Generation, Generator, GeneratorOptions, Request, Speed};

@@ -246,6 +246,11 @@ impl Gguf {
         self.text("tokenizer.chat_template")
     }
 
+    /// A further chat template, by its name.
+    pub(crate) fn named_chat_template(&self, name: &str) -> Result<Option<&str>> {
+        self.text(&format!("tokenizer.chat_template.{name}"))
+    }
+
     /// The tensors of each part under the names that checkpoints have.
     pub(crate) fn shards(self) -> Result<Vec<Shard>> {
         let heads = self.paired_heads()?;

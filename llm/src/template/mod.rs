@@ -3,10 +3,13 @@
 //! A template is a program: its instructions, its output, its source and the nesting of its expressions are bounded, and
 //! it runs on a thread with a stack of its own, as the parser recurses.
 
+mod json;
+
 use std::io::{self, Write};
 
+use jiff::Zoned;
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Rest, Value, ValueKind, ValueOrKwargs};
+use minijinja::value::{Rest, Value, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, ErrorKind, State};
 
 /// Bytes of the source; those of published models have at most some ten thousand.
@@ -51,6 +54,7 @@ impl Template {
     /// Compiles a source; the error says what is wrong with it, or which limit it is beyond.
     pub(crate) fn new(source: String) -> Result<Self, String> {
         check_source(&source)?;
+        let source = without_generation_tags(source);
         on_a_stack(move || {
             let mut environment = Environment::new();
             // As templates are written for.
@@ -66,6 +70,7 @@ impl Template {
             environment.add_function("raise_exception", |message: String| -> Result<String, Error> {
                 Err(Error::new(ErrorKind::InvalidOperation, message))
             });
+            set_date(&mut environment, None);
             add_checked(&mut environment);
             environment
                 .add_template_owned(NAME, source)
@@ -74,7 +79,12 @@ impl Template {
         })
     }
 
-    /// Whether it looks at a value that it is given.
+    /// Sets the date that `strftime_now` returns.
+    pub(crate) fn set_date(&mut self, date: Zoned) {
+        set_date(&mut self.0, Some(date));
+    }
+
+    /// Whether it reads a value of this name.
     pub(crate) fn uses(&self, name: &str) -> bool {
         let uses = on_a_stack(|| {
             let template = self.0.get_template(NAME).map_err(|e| e.to_string())?;
@@ -97,6 +107,53 @@ impl Template {
             String::from_utf8(output.0).map_err(|e| e.to_string())
         })
     }
+}
+
+/// Adds the function `strftime_now(format)`, which returns the local date and time, or the given one.
+fn set_date(environment: &mut Environment<'static>, date: Option<Zoned>) {
+    environment.add_function("strftime_now", move |format: &str| -> Result<String, Error> {
+        let now = date.clone().unwrap_or_else(Zoned::now);
+        let wrong = |e: &dyn std::fmt::Display| {
+            Error::new(
+                ErrorKind::InvalidOperation,
+                format!("strftime_now cannot use this format: {e}"),
+            )
+        };
+        if has_wide_columns(format) {
+            return Err(wrong(&"its columns are too wide"));
+        }
+        jiff::fmt::strtime::format(format, &now).map_err(|e| wrong(&e))
+    });
+}
+
+/// Replaces the tags `{% generation %}` and `{% endgeneration %}`, which only mark the answers of a model for training, by
+/// conditions that are always true: white space around them is removed as the template asks.
+fn without_generation_tags(source: String) -> String {
+    if !source.contains("generation") {
+        return source;
+    }
+    let mut result = String::with_capacity(source.len());
+    let mut rest = source.as_str();
+    while let Some(at) = rest.find("{%") {
+        let Some(end) = rest[at..].find("%}").map(|end| at + end) else {
+            break;
+        };
+        let inner = &rest[at + 2..end];
+        let word = inner.trim_matches(|c: char| c.is_whitespace() || c == '-' || c == '+');
+        let replacement = match word {
+            "generation" => Some("if true"),
+            "endgeneration" => Some("endif"),
+            _ => None,
+        };
+        result += &rest[..at + 2];
+        match replacement {
+            Some(replacement) => result += &inner.replacen(word, replacement, 1),
+            None => result += inner,
+        }
+        result += "%}";
+        rest = &rest[end + 2..];
+    }
+    result + rest
 }
 
 /// A text of limited length.
@@ -136,7 +193,7 @@ fn add_checked(environment: &mut Environment<'static>) {
     environment.add_filter("unchecked indent", minijinja::filters::indent);
     environment.add_filter("unchecked replace", minijinja::filters::replace);
     environment.add_filter("unchecked slice", minijinja::filters::slice);
-    environment.add_filter("unchecked tojson", plain_json);
+    environment.add_filter("unchecked tojson", json::filter);
     for (name, unchecked) in CHECKED {
         environment.add_filter(name, move |state: &mut State, args: Rest<ValueOrKwargs>| {
             let args = args.into_values();
@@ -144,35 +201,6 @@ fn add_checked(environment: &mut Environment<'static>) {
             state.apply_filter(unchecked, &args)
         });
     }
-}
-
-/// JSON as transformers writes it for templates: without escapes for HTML. Keys stay in their order, and characters as they are,
-/// whatever is asked for.
-fn plain_json(value: &Value, indent: Option<Value>, settings: Kwargs) -> Result<Value, Error> {
-    let indent = match indent {
-        Some(indent) => Some(indent),
-        None => settings.get::<Option<Value>>("indent")?,
-    };
-    let html = minijinja::filters::tojson(value, indent, Kwargs::from_iter(std::iter::empty::<(&str, Value)>()))?;
-    let html = html.to_string();
-    let (mut json, mut rest) = (String::with_capacity(html.len()), html.as_str());
-    while let Some(at) = rest.find('\\') {
-        json += &rest[..at];
-        rest = &rest[at..];
-        const ESCAPES: [(&str, &str); 4] = [("\\u003c", "<"), ("\\u003e", ">"), ("\\u0026", "&"), ("\\u0027", "'")];
-        let html_only = ESCAPES.iter().find(|(escape, _)| rest.starts_with(escape));
-        let (escape, character) = match html_only {
-            Some((escape, character)) => (escape.len(), *character),
-            // This one and what it escapes, which may be another of its kind.
-            None => (
-                2,
-                &rest[..rest.char_indices().nth(2).map_or(rest.len(), |(end, _)| end)],
-            ),
-        };
-        json += character;
-        rest = &rest[escape.min(rest.len())..];
-    }
-    Ok(Value::from_safe_string(json + rest))
 }
 
 /// What a rendering has multiplied so far: a filter takes little of the fuel, however much it does.
@@ -350,6 +378,18 @@ mod tests {
                 r#"{"b": "it's <a> & \\u003c", "a": "é"}"#,
             ),
             ("{{ 'a}}b' }}{# }} #}{% if 1 %}{%- endif %}", "a}}b"),
+            ("a {%- generation -%} b {%- endgeneration %} c", "ab c"),
+            ("{% generation %}a{% endgeneration %}", "a"),
+            (
+                "{{ {'b': [1, 2.0], 'a': none}|tojson(separators=(',', ':'), sort_keys=true) }}",
+                r#"{"a":null,"b":[1,2.0]}"#,
+            ),
+            ("{{ [1, {}]|tojson(indent=2) }}", "[\n  1,\n  {}\n]"),
+            (
+                "{{ 'é\u{1f600}'|tojson(ensure_ascii=true) }}",
+                r#""\u00e9\ud83d\ude00""#,
+            ),
+            ("{{ strftime_now('%Y')|length }}", "4"),
         ] {
             assert_eq!(rendered(source).expect(source), expected, "{source}");
         }

@@ -1,0 +1,490 @@
+//! Conversations as text, by the template of a checkpoint.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use aho_corasick::AhoCorasick;
+use meganeura_core::{Error, Result};
+use minijinja::value::Value;
+use serde::Deserialize;
+use serde_json::Value as Json;
+
+use crate::files::{damaged, read_text};
+use crate::gguf::{self, Gguf};
+use crate::template::Template;
+
+/// One message of a conversation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// Who speaks: `system`, `user` or `assistant`.
+    pub role: String,
+    /// What is said.
+    pub content: String,
+}
+
+impl Message {
+    /// A message.
+    pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
+        Message {
+            role: role.into(),
+            content: content.into(),
+        }
+    }
+}
+
+/// Conversation for a [`ChatTemplate`], in the format of OpenAI's API.
+#[derive(Clone, Copy, Debug)]
+pub struct ChatInput<'a> {
+    /// Messages with `role`, `content` and, for example, `tool_calls`.
+    pub messages: &'a [Json],
+    /// Tools that the model may call.
+    pub tools: &'a [Json],
+    /// Further variables of the template, such as `enable_thinking`.
+    pub kwargs: Option<&'a serde_json::Map<String, Json>>,
+    /// Whether the text ends where the model's answer begins.
+    pub add_generation_prompt: bool,
+    /// Spellings of special tokens which text of messages must not become ([`Tokenizer::special_tokens`]).
+    ///
+    /// [`Tokenizer::special_tokens`]: crate::Tokenizer::special_tokens
+    pub special_tokens: &'a [String],
+}
+
+impl<'a> ChatInput<'a> {
+    /// A conversation that ends where the model's answer begins.
+    pub fn new(messages: &'a [Json]) -> Self {
+        ChatInput {
+            messages,
+            tools: &[],
+            kwargs: None,
+            add_generation_prompt: true,
+            special_tokens: &[],
+        }
+    }
+}
+
+/// Text of a conversation, for [`Tokenizer::encode_chat`](crate::Tokenizer::encode_chat).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RenderedChat {
+    /// The text.
+    pub text: String,
+    /// Byte offsets in `text`, ascending: a special token that spans one of them is text of a message.
+    pub(crate) guards: Vec<usize>,
+}
+
+/// The template of a checkpoint (Jinja).
+#[derive(Debug)]
+pub struct ChatTemplate {
+    path: PathBuf,
+    template: Template,
+    /// Template for conversations with tools, if the checkpoint has one of its own.
+    with_tools: Option<Template>,
+    /// Sources of both, to find the roles that they name.
+    sources: [String; 2],
+    bos: String,
+    eos: String,
+}
+
+#[derive(Default, Deserialize)]
+struct Raw {
+    chat_template: Option<Templates>,
+    bos_token: Option<Mark>,
+    eos_token: Option<Mark>,
+}
+
+/// One template, or several by name.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Templates {
+    One(String),
+    Several(Vec<Named>),
+}
+
+#[derive(Deserialize)]
+struct Named {
+    name: String,
+    template: String,
+}
+
+impl Templates {
+    /// The template for conversations, and the one for conversations with tools.
+    fn sources(self) -> Option<Sources> {
+        match self {
+            Templates::One(source) => Some(Sources {
+                default: source,
+                with_tools: None,
+            }),
+            Templates::Several(all) => {
+                let mut all: BTreeMap<String, String> = all.into_iter().map(|t| (t.name, t.template)).collect();
+                Some(Sources {
+                    default: all.remove("default")?,
+                    with_tools: all.remove(TOOL_USE),
+                })
+            }
+        }
+    }
+}
+
+/// Texts of the templates of a checkpoint.
+struct Sources {
+    default: String,
+    with_tools: Option<String>,
+}
+
+/// Name of the template for conversations with tools.
+const TOOL_USE: &str = "tool_use";
+
+/// A special token: its spelling, or an object that contains it.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Mark {
+    Text(String),
+    Described { content: String },
+}
+
+impl Mark {
+    fn text(mark: Option<Self>) -> String {
+        match mark {
+            Some(Mark::Text(text) | Mark::Described { content: text }) => text,
+            None => String::new(),
+        }
+    }
+}
+
+/// Roles that a template may write without naming them, as ChatML does.
+const COMMON_ROLES: [&str; 4] = ["system", "user", "assistant", "tool"];
+
+fn none(path: &Path) -> Error {
+    let remedy = "chat with a model that was made for it, or use `generate`";
+    Error::file(path, "has no chat template", remedy)
+}
+
+impl ChatTemplate {
+    /// Reads the template of a folder, or of a GGUF file. In a folder, it is in `chat_template.jinja`, `chat_template.json` or
+    /// `tokenizer_config.json`; a template for conversations with tools is in the list of the latter, or in
+    /// `additional_chat_templates/tool_use.jinja`.
+    ///
+    /// # Errors
+    /// [`Error::File`]: no template, or one that is no Jinja, or too large.
+    pub fn open(folder: &Path) -> Result<Self> {
+        ChatTemplate::find(folder)?.ok_or_else(|| none(folder))
+    }
+
+    /// [`ChatTemplate::open`], with `None` for a checkpoint that has no template.
+    ///
+    /// # Errors
+    /// [`Error::File`]: a template that is no Jinja, or a file that cannot be read.
+    pub fn find(folder: &Path) -> Result<Option<Self>> {
+        if gguf::is_one(folder) {
+            let file = Gguf::open(folder)?;
+            let Some(source) = file.chat_template()? else {
+                return Ok(None);
+            };
+            let mark = |name| Ok::<_, Error>(file.mark(name)?.map(|mark| mark.text).unwrap_or_default());
+            let marks = [mark("bos")?, mark("eos")?];
+            let sources = Sources {
+                default: source.to_owned(),
+                with_tools: file.named_chat_template(TOOL_USE)?.map(str::to_owned),
+            };
+            return ChatTemplate::of(folder.to_owned(), sources, marks).map(Some);
+        }
+        let config = folder.join("tokenizer_config.json");
+        let read = |path: &Path| -> Result<Raw> {
+            if path.exists() {
+                serde_json::from_str(&read_text(path)?).map_err(|e| damaged(path, e))
+            } else {
+                Ok(Raw::default())
+            }
+        };
+        let raw = read(&config)?;
+        let marks = [raw.bos_token, raw.eos_token].map(Mark::text);
+        let file = folder.join("chat_template.jinja");
+        if file.exists() {
+            let with_tools = folder
+                .join("additional_chat_templates")
+                .join(format!("{TOOL_USE}.jinja"));
+            let sources = Sources {
+                default: read_text(&file)?,
+                with_tools: with_tools.exists().then(|| read_text(&with_tools)).transpose()?,
+            };
+            return ChatTemplate::of(file, sources, marks).map(Some);
+        }
+        let of_processor = folder.join("chat_template.json");
+        let found = match raw.chat_template {
+            Some(templates) => Some((config, templates)),
+            None => read(&of_processor)?
+                .chat_template
+                .map(|templates| (of_processor, templates)),
+        };
+        let Some((path, templates)) = found else {
+            return Ok(None);
+        };
+        let sources = templates
+            .sources()
+            .ok_or_else(|| damaged(&path, "none of its chat templates is named 'default'"))?;
+        ChatTemplate::of(path, sources, marks).map(Some)
+    }
+
+    fn of(path: PathBuf, sources: Sources, [bos, eos]: [String; 2]) -> Result<Self> {
+        let compile = |source: &str| Template::new(source.to_owned()).map_err(|e| damaged(&path, e));
+        Ok(ChatTemplate {
+            template: compile(&sources.default)?,
+            with_tools: sources.with_tools.as_deref().map(compile).transpose()?,
+            sources: [sources.default, sources.with_tools.unwrap_or_default()],
+            path,
+            bos,
+            eos,
+        })
+    }
+
+    /// Sets the date that templates write, in seconds since 1970 in UTC, instead of the current one in the local time zone.
+    ///
+    /// # Errors
+    /// [`Error::InvalidUse`]: seconds that are no date.
+    pub fn set_date(&mut self, seconds: i64) -> Result<()> {
+        let date = jiff::Timestamp::from_second(seconds);
+        let date = date.map_err(|e| Error::misuse(format!("{seconds} s since 1970 is no date: {e}"), ""))?;
+        let date = date.to_zoned(jiff::tz::TimeZone::UTC);
+        for template in std::iter::once(&mut self.template).chain(&mut self.with_tools) {
+            template.set_date(date.clone());
+        }
+        Ok(())
+    }
+
+    /// Renders a conversation as text that ends where the model's answer begins, with special tokens of `special_tokens` only
+    /// where the template writes them.
+    ///
+    /// # Errors
+    /// Those of [`ChatTemplate::render_chat`].
+    pub fn render(&self, messages: &[Message], special_tokens: &[String]) -> Result<RenderedChat> {
+        let message = |m: &Message| serde_json::json!({"role": m.role, "content": m.content});
+        let messages: Vec<Json> = messages.iter().map(message).collect();
+        self.render_chat(&ChatInput {
+            special_tokens,
+            ..ChatInput::new(&messages)
+        })
+    }
+
+    /// Renders a conversation.
+    ///
+    /// The role `developer` becomes `system` in templates that do not name it.
+    ///
+    /// # Errors
+    /// [`Error::InvalidUse`]: a role that the template does not write, a variable that it does not read. [`Error::File`] with
+    /// the template's own error for messages that it cannot take, or the limit that it exceeded: a million instructions,
+    /// 64 MiB of text.
+    pub fn render_chat(&self, input: &ChatInput) -> Result<RenderedChat> {
+        let has_tools = !input.tools.is_empty();
+        let template = self.with_tools.as_ref().filter(|_| has_tools).unwrap_or(&self.template);
+        if let Some(name) = input
+            .kwargs
+            .and_then(|kwargs| kwargs.keys().find(|name| !template.uses(name)))
+        {
+            return Err(Error::misuse(
+                format!("the chat template does not read the variable '{name}'"),
+                "leave it out of chat_template_kwargs",
+            ));
+        }
+        let mut messages = input.messages.to_vec();
+        // Templates test whether fields are defined; transformers drops those without a value, too.
+        for message in messages.iter_mut().filter_map(Json::as_object_mut) {
+            message.retain(|_, value| !value.is_null());
+        }
+        let unnamed = self.check_roles(&mut messages, has_tools)?;
+        let input = ChatInput {
+            messages: &messages,
+            ..*input
+        };
+        let rendered = self.render_with(template, &input)?;
+        for role in unnamed {
+            // A template that names no roles writes all of them; one that names others may drop the message.
+            let mut without = messages.clone();
+            if let Some(at) = without.iter().position(|message| message["role"] == role) {
+                without.remove(at);
+            }
+            let without = self.render_with(
+                template,
+                &ChatInput {
+                    messages: &without,
+                    ..input
+                },
+            );
+            if without.is_ok_and(|without| without.text == rendered.text) {
+                return Err(Error::misuse(
+                    format!("the chat template ignores messages of the role '{role}'"),
+                    "use the roles that the model was trained with",
+                ));
+            }
+        }
+        Ok(rendered)
+    }
+
+    /// Maps `developer` to `system`, and returns common roles that the template does not name.
+    fn check_roles(&self, messages: &mut [Json], has_tools: bool) -> Result<Vec<&'static str>> {
+        let source = match (has_tools, self.sources[1].as_str()) {
+            (true, source) if !source.is_empty() => source,
+            _ => &self.sources[0],
+        };
+        let names = |role: &str| source.contains(&format!("'{role}'")) || source.contains(&format!("\"{role}\""));
+        let mut unnamed = Vec::new();
+        for message in messages {
+            let Some(role) = message["role"].as_str() else { continue };
+            if names(role) {
+                continue;
+            }
+            if role == "developer" {
+                message["role"] = "system".into();
+                continue;
+            }
+            let Some(&common) = COMMON_ROLES.iter().find(|common| **common == role) else {
+                let role: String = role.chars().take(40).collect();
+                return Err(Error::misuse(
+                    format!("expected a role that the chat template writes, found '{role}'"),
+                    format!("use {}", COMMON_ROLES.join(", ")),
+                ));
+            };
+            if !unnamed.contains(&common) {
+                unnamed.push(common);
+            }
+        }
+        Ok(unnamed)
+    }
+
+    /// Whether a template reads the list of tools.
+    pub fn takes_tools(&self) -> bool {
+        self.with_tools.is_some() || self.template.uses("tools")
+    }
+
+    /// Whether the template reads a variable, such as `enable_thinking`.
+    pub fn uses(&self, variable: &str) -> bool {
+        self.template.uses(variable) || self.with_tools.as_ref().is_some_and(|template| template.uses(variable))
+    }
+
+    fn render_with(&self, template: &Template, input: &ChatInput) -> Result<RenderedChat> {
+        let guard = Guard::new(input);
+        let list = |items: &[Json]| items.iter().map(|item| guard.value(item)).collect::<Value>();
+        // Transformers passes none, too: some templates compare with it.
+        let tools = match input.tools {
+            [] => Value::from(()),
+            tools => list(tools),
+        };
+        let usual = std::iter::once(("documents", Value::from(())));
+        let own = [
+            ("messages", list(input.messages)),
+            ("tools", tools),
+            ("add_generation_prompt", input.add_generation_prompt.into()),
+            ("bos_token", self.bos.as_str().into()),
+            ("eos_token", self.eos.as_str().into()),
+        ];
+        let kwargs = input.kwargs.into_iter().flatten();
+        let kwargs = kwargs.map(|(name, value)| (name.as_str(), guard.value(value)));
+        // The conversation itself cannot be replaced.
+        let values = Value::from_pairs(usual.chain(kwargs).chain(own));
+        let text = template.render(values);
+        let text = text.map_err(|e| Error::file(&self.path, format!("cannot render the conversation: {e}"), ""))?;
+        Ok(guard.take_out(text))
+    }
+}
+
+/// Marks spellings of special tokens in messages, by a character that occurs nowhere else.
+struct Guard {
+    spellings: Option<AhoCorasick>,
+    character: char,
+}
+
+impl Guard {
+    fn new(input: &ChatInput) -> Self {
+        // Spellings of one character cannot be marked within.
+        let spellings = input
+            .special_tokens
+            .iter()
+            .filter(|token| token.chars().nth(1).is_some());
+        let spellings: Vec<&String> = spellings.collect();
+        let texts = [input.messages, input.tools].concat();
+        let kwargs = input.kwargs.into_iter().flat_map(|kwargs| kwargs.values());
+        let is_used = |c: char| texts.iter().chain(kwargs.clone()).any(|json| contains(json, c));
+        // Characters of a private plane; a conversation that uses all of the first hundred is guarded by the last of them.
+        let character = ('\u{f5a00}'..='\u{f5a64}')
+            .find(|&c| !is_used(c))
+            .unwrap_or('\u{f5a64}');
+        Guard {
+            spellings: AhoCorasick::new(&spellings).ok().filter(|_| !spellings.is_empty()),
+            character,
+        }
+    }
+
+    /// JSON as templates read it.
+    fn value(&self, json: &Json) -> Value {
+        match json {
+            Json::Null => Value::from(()),
+            Json::Bool(truth) => Value::from(*truth),
+            Json::Number(number) => match (number.as_i64(), number.as_f64()) {
+                (Some(whole), _) => Value::from(whole),
+                (None, float) => Value::from(float.unwrap_or(f64::NAN)),
+            },
+            Json::String(text) => Value::from(self.mark(text)),
+            Json::Array(all) => all.iter().map(|item| self.value(item)).collect(),
+            Json::Object(fields) => {
+                let pairs = fields.iter().map(|(name, field)| (self.mark(name), self.value(field)));
+                Value::from_pairs(pairs)
+            }
+        }
+    }
+
+    /// The text with the character behind the first one of each spelling.
+    fn mark(&self, text: &str) -> String {
+        let Some(spellings) = &self.spellings else {
+            return text.to_owned();
+        };
+        let mut marked = String::with_capacity(text.len());
+        let mut copied = 0;
+        let mut starts: Vec<usize> = spellings.find_overlapping_iter(text).map(|m| m.start()).collect();
+        starts.sort_unstable();
+        starts.dedup();
+        for start in starts {
+            let end = start + text[start..].chars().next().map_or(0, char::len_utf8);
+            marked += &text[copied..end];
+            marked.push(self.character);
+            copied = end;
+        }
+        marked + &text[copied..]
+    }
+
+    /// The text without the character, and where it was. It may have been escaped in JSON.
+    fn take_out(&self, text: String) -> RenderedChat {
+        let mut units = [0; 2];
+        let escaped: String = self
+            .character
+            .encode_utf16(&mut units)
+            .iter()
+            .map(|unit| format!("\\u{unit:04x}"))
+            .collect();
+        let text = if self.spellings.is_some() {
+            text.replace(&escaped, &self.character.to_string())
+        } else {
+            text
+        };
+        let (mut plain, mut guards) = (String::with_capacity(text.len()), Vec::new());
+        for (number, part) in text.split(self.character).enumerate() {
+            if number > 0 && guards.last() != Some(&plain.len()) {
+                guards.push(plain.len());
+            }
+            plain += part;
+        }
+        RenderedChat { text: plain, guards }
+    }
+}
+
+/// Whether a text of some JSON contains a character.
+fn contains(json: &Json, c: char) -> bool {
+    match json {
+        Json::String(text) => text.contains(c),
+        Json::Array(items) => items.iter().any(|item| contains(item, c)),
+        Json::Object(fields) => fields
+            .iter()
+            .any(|(name, field)| name.contains(c) || contains(field, c)),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests;
