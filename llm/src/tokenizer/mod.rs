@@ -6,24 +6,43 @@ mod vet;
 use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
+use std::sync::{Arc, OnceLock};
 
+use aho_corasick::{AhoCorasick, MatchKind};
 use meganeura_core::{Error, Result};
 use tokenizers::AddedToken;
 use tokenizers::models::TrainerWrapper;
 use tokenizers::models::bpe::{BPE, BpeTrainer};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 
+use crate::chat::RenderedChat;
 use crate::config::ModelConfig;
 use crate::files::damaged;
 use crate::gguf::{self, Gguf};
+use spelling::Spelling;
 
 /// The mark that tokenizers of [`Tokenizer::train`] have.
 pub const END_OF_TEXT: &str = "<|endoftext|>";
 
 /// A tokenizer as `tokenizer.json` describes it, without the padding and truncation that the file may set: the tokens of a
 /// text are those of all of it and no others. Transformers leave both out by default, too.
-#[derive(Clone, Debug)]
-pub struct Tokenizer(tokenizers::Tokenizer);
+#[derive(Clone)]
+pub struct Tokenizer {
+    inner: tokenizers::Tokenizer,
+    spelling: Spelling,
+    /// Special tokens, to find them in text; `None` if there are none.
+    special: Option<Arc<AhoCorasick>>,
+    /// Like `inner`, but text that spells special tokens is ordinary text. Made when it is needed first.
+    literal: OnceLock<Box<tokenizers::Tokenizer>>,
+}
+
+impl std::fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tokenizer")
+            .field("vocab", &self.vocab())
+            .finish_non_exhaustive()
+    }
+}
 
 impl Tokenizer {
     /// Reads `tokenizer.json` of a folder. Of a GGUF file it takes the file's own tokenizer, pairs of bytes or pieces of
@@ -57,7 +76,7 @@ impl Tokenizer {
     fn parse(path: &Path, text: &str) -> Result<Self> {
         let text = vet::vet(text).map_err(|e| damaged(path, e))?;
         let inner = contained(|| text.parse::<tokenizers::Tokenizer>());
-        Ok(Tokenizer(inner.map_err(|e| damaged(path, e))?))
+        Ok(Tokenizer::of(inner.map_err(|e| damaged(path, e))?))
     }
 
     /// Learns a tokenizer of so many tokens from a text: byte pair encoding (Sennrich et al., 2016) of bytes, with the mark
@@ -95,7 +114,26 @@ impl Tokenizer {
             .with_decoder(Some(ByteLevel::default()));
         let trained = inner.train(&mut trainer, without_long_words(text));
         trained.map_err(|e| Error::misuse(format!("no tokenizer can be learnt from the text: {e}"), ""))?;
-        Ok(Tokenizer(inner))
+        Ok(Tokenizer::of(inner))
+    }
+
+    fn of(inner: tokenizers::Tokenizer) -> Self {
+        let added = inner.get_added_tokens_decoder();
+        let names = added
+            .values()
+            .filter(|token| token.special && !token.content.is_empty());
+        let names: Vec<&str> = names.map(|token| token.content.as_str()).collect();
+        let special = AhoCorasick::builder()
+            .match_kind(MatchKind::LeftmostLongest)
+            .build(&names)
+            .ok()
+            .filter(|_| !names.is_empty());
+        Tokenizer {
+            spelling: Spelling::of(&inner),
+            special: special.map(Arc::new),
+            literal: OnceLock::new(),
+            inner,
+        }
     }
 
     /// The text of its `tokenizer.json`, without padding and truncation.
@@ -103,7 +141,7 @@ impl Tokenizer {
     /// # Errors
     /// What the tokenizer says.
     pub fn to_json(&self) -> Result<String> {
-        let text = self.0.to_string(true);
+        let text = self.inner.to_string(true);
         text.map_err(|e| Error::misuse(format!("the tokenizer cannot be written: {e}"), ""))
     }
 
@@ -112,35 +150,147 @@ impl Tokenizer {
     /// # Errors
     /// What the tokenizer says.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        self.encoded(text, true)
+        let mut tokens = self.encoded(text, true)?;
+        // A text that contains the first token itself does not get it twice.
+        if let [first, second, ..] = tokens[..]
+            && first == second
+            && self.is_special(first)
+            && self.encoded("", true)?.contains(&first)
+        {
+            tokens.remove(0);
+        }
+        Ok(tokens)
     }
 
-    /// The tokens of a text and no others: for text that holds its own marks, such as a [chat](crate::chat)'s.
+    /// Returns the tokens of a text and no others: for text that contains its own special tokens, such as that of a
+    /// [chat](crate::chat).
     ///
     /// # Errors
-    /// What the tokenizer says.
+    /// Those of the tokenizer.
     pub fn encode_plain(&self, text: &str) -> Result<Vec<u32>> {
         self.encoded(text, false)
     }
 
-    fn encoded(&self, text: &str, marks: bool) -> Result<Vec<u32>> {
-        let encoding = contained(|| self.0.encode(text, marks));
+    /// Returns the tokens of a rendered conversation. Text of messages never becomes a special token: it is encoded as the
+    /// characters that it consists of.
+    ///
+    /// # Errors
+    /// Those of the tokenizer.
+    pub fn encode_chat(&self, chat: &RenderedChat) -> Result<Vec<u32>> {
+        let Some(special) = self.special.as_ref().filter(|_| !chat.guards.is_empty()) else {
+            return self.encode_plain(&chat.text);
+        };
+        let text = chat.text.as_str();
+        let is_guarded = |start: usize, end: usize| {
+            let next = chat.guards.partition_point(|&guard| guard <= start);
+            chat.guards.get(next).is_some_and(|&guard| guard < end)
+        };
+        // Parts between special tokens of the template that contain such spellings are encoded as literal text.
+        let mut tokens = Vec::new();
+        let (mut encoded, mut part, mut at) = (0, 0, 0);
+        loop {
+            let found = special.find(aho_corasick::Input::new(text).range(at..));
+            let (start, end) = found.map_or((text.len(), text.len()), |found| (found.start(), found.end()));
+            if found.is_some() && is_guarded(start, end) {
+                at = start + text[start..].chars().next().map_or(1, char::len_utf8);
+                continue;
+            }
+            if is_guarded(part, start) {
+                tokens.extend(self.encode_plain(&text[encoded..part])?);
+                let guards = chat.guards.iter().filter(|&&guard| part < guard && guard < start);
+                self.encode_literal(&text[part..start], guards.map(|guard| guard - part), &mut tokens)?;
+                encoded = start;
+            }
+            if found.is_none() {
+                tokens.extend(self.encode_plain(&text[encoded..])?);
+                return Ok(tokens);
+            }
+            (part, at) = (end, end);
+        }
+    }
+
+    /// Adds the tokens of a text in which nothing is a special token.
+    fn encode_literal(&self, text: &str, guards: impl Iterator<Item = usize>, tokens: &mut Vec<u32>) -> Result<()> {
+        let literal = self.literal.get_or_init(|| {
+            let mut inner = Box::new(self.inner.clone());
+            inner.set_encode_special_tokens(true);
+            inner
+        });
+        let encode = |text: &str| {
+            let encoding = contained(|| literal.encode(text, false));
+            let encoding = encoding.map_err(|e| Error::misuse(format!("the text has no tokens: {e}"), ""))?;
+            Ok::<_, Error>(encoding.get_ids().to_vec())
+        };
+        let whole = encode(text)?;
+        if !whole.iter().any(|&id| self.is_special(id)) {
+            tokens.extend(whole);
+            return Ok(());
+        }
+        // The vocabulary itself has the spelling (SentencePiece): it is cut.
+        let mut start = 0;
+        for guard in guards.chain([text.len()]) {
+            let part = encode(&text[start..guard])?;
+            tokens.extend(part.into_iter().filter(|&id| !self.is_special(id)));
+            start = guard;
+        }
+        Ok(())
+    }
+
+    fn encoded(&self, text: &str, adds_special: bool) -> Result<Vec<u32>> {
+        let encoding = contained(|| self.inner.encode(text, adds_special));
         let encoding = encoding.map_err(|e| Error::misuse(format!("the text has no tokens: {e}"), ""))?;
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// The text of some tokens, without marks.
+    /// Whether a token is special: a mark that decoded text does not contain.
+    pub fn is_special(&self, token: u32) -> bool {
+        let added = self.inner.get_added_vocabulary().get_added_tokens_decoder();
+        added.get(&token).is_some_and(|token| token.special)
+    }
+
+    /// Spellings of the special tokens, such as `<|im_end|>`.
+    pub fn special_tokens(&self) -> Vec<String> {
+        let added = self.inner.get_added_tokens_decoder().into_values();
+        let special = added.filter(|token| token.special && !token.content.is_empty());
+        special.map(|token| token.content).collect()
+    }
+
+    /// Returns the text of tokens, without special tokens. Incomplete characters become U+FFFD.
     ///
     /// # Errors
-    /// What the tokenizer says.
+    /// Those of the tokenizer.
     pub fn decode(&self, tokens: &[u32]) -> Result<String> {
-        let text = contained(|| self.0.decode(tokens, true));
+        if self.spelling.is_bytes() {
+            let mut bytes = Vec::new();
+            tokens.iter().for_each(|&token| self.push_bytes(token, &mut bytes));
+            return Ok(String::from_utf8_lossy(&bytes).into_owned());
+        }
+        let text = contained(|| self.inner.decode(tokens, true));
         text.map_err(|e| Error::misuse(format!("the tokens have no text: {e}"), ""))
+    }
+
+    /// Adds the bytes of a token of a tokenizer that works on bytes. Added tokens stand for their own characters.
+    fn push_bytes(&self, token: u32, bytes: &mut Vec<u8>) {
+        match self.inner.get_added_vocabulary().get_added_tokens_decoder().get(&token) {
+            Some(added) if added.special => {}
+            Some(added) => bytes.extend(added.content.as_bytes()),
+            None => {
+                if let Some(name) = self.inner.id_to_token(token) {
+                    bytes.extend(self.spelling.bytes(&name));
+                }
+            }
+        }
+    }
+
+    /// Whether a token is one byte of a character whose other bytes are in the tokens next to it.
+    fn is_single_byte(&self, token: u32) -> bool {
+        let name = self.inner.id_to_token(token);
+        name.is_some_and(|name| self.spelling.is_single_byte(&name))
     }
 
     /// The number behind the largest token.
     pub fn vocab(&self) -> usize {
-        let largest = self.0.get_vocab(true).into_values().max();
+        let largest = self.inner.get_vocab(true).into_values().max();
         largest.map_or(0, |id| id as usize + 1)
     }
 
@@ -161,17 +311,16 @@ impl Tokenizer {
 
     /// The token of a mark, such as `<|im_end|>`.
     pub fn token(&self, mark: &str) -> Option<u32> {
-        self.0.token_to_id(mark)
+        self.inner.token_to_id(mark)
     }
 
     /// What each token stands for, from token 0 on.
     pub fn token_bytes(&self) -> Vec<TokenBytes> {
-        let spelling = spelling::Spelling::of(&self.0);
-        let added = self.0.get_added_tokens_decoder();
-        let bytes = |id: u32| match (added.get(&id), self.0.id_to_token(id)) {
+        let added = self.inner.get_added_tokens_decoder();
+        let bytes = |id: u32| match (added.get(&id), self.inner.id_to_token(id)) {
             (Some(token), _) if token.special => TokenBytes::Special(token.content.clone()),
             (Some(token), _) => TokenBytes::Text(token.content.clone().into_bytes()),
-            (None, Some(name)) => TokenBytes::Text(spelling.bytes(&name)),
+            (None, Some(name)) => TokenBytes::Text(self.spelling.bytes(&name)),
             (None, None) => TokenBytes::None,
         };
         (0..self.vocab() as u32).map(bytes).collect()
@@ -222,65 +371,130 @@ fn contained<T>(work: impl FnOnce() -> tokenizers::Result<T>) -> std::result::Re
     }
 }
 
-/// Text of tokens that come one by one: a character of several tokens appears with its last one.
+/// Text of tokens that arrive one by one. The pieces together are the decoded tokens: a character appears when its last token
+/// is there.
 #[derive(Clone, Debug)]
 pub struct TextStream<T> {
     tokenizer: T,
-    /// Those since the last place where text was complete.
-    tokens: Vec<u32>,
-    /// How many of them have been shown.
-    shown: usize,
+    state: StreamState,
 }
 
+#[derive(Clone, Debug)]
+enum StreamState {
+    /// Bytes of an incomplete character, for tokenizers that work on bytes.
+    Bytes(Vec<u8>),
+    /// Tokens since the last place where text was complete, and the number of them that were shown. The shown ones are the
+    /// context in which the others are decoded.
+    Window { tokens: Vec<u32>, shown: usize },
+}
+
+/// Shown tokens that a window keeps as context.
+const CONTEXT: usize = 4;
+
 impl<T: Deref<Target = Tokenizer>> TextStream<T> {
-    /// Of a tokenizer, by a reference or an [`Arc`](std::sync::Arc).
+    /// Creates a stream for a tokenizer, given by a reference or an [`Arc`].
     pub fn new(tokenizer: T) -> Self {
-        TextStream {
-            tokenizer,
-            tokens: Vec::new(),
-            shown: 0,
-        }
+        TextStream::behind(tokenizer, &[])
     }
 
-    /// Of a text that goes on behind these tokens. Tokenizers of SentencePiece leave the first space of a text out, which is
-    /// part of what goes on.
+    /// Creates a stream that continues the text of `tokens`. Tokenizers of SentencePiece drop the first space of a text, which
+    /// is part of a continuation.
     pub fn behind(tokenizer: T, tokens: &[u32]) -> Self {
-        const ENOUGH: usize = 4;
-        let tokens = tokens[tokens.len().saturating_sub(ENOUGH)..].to_vec();
-        TextStream {
-            tokenizer,
-            shown: tokens.len(),
-            tokens,
-        }
+        let state = if tokenizer.spelling.is_bytes() {
+            StreamState::Bytes(Vec::new())
+        } else {
+            let text = tokens.iter().copied().filter(|&token| !tokenizer.is_special(token));
+            let text: Vec<u32> = text.collect();
+            let tokens = text[text.len().saturating_sub(CONTEXT)..].to_vec();
+            StreamState::Window {
+                shown: tokens.len(),
+                tokens,
+            }
+        };
+        TextStream { tokenizer, state }
     }
 
-    /// The text that a token completes, which may be none.
+    /// The tokenizer.
+    pub fn tokenizer(&self) -> &T {
+        &self.tokenizer
+    }
+
+    /// Returns the text that a token completes, which may be empty.
     ///
     /// # Errors
-    /// As [`Tokenizer::decode`].
+    /// Those of [`Tokenizer::decode`].
     pub fn push(&mut self, token: u32) -> Result<String> {
-        let before = self.tokenizer.decode(&self.tokens[..self.shown])?;
-        self.tokens.push(token);
-        let all = self.tokenizer.decode(&self.tokens)?;
-        // What an incomplete character is replaced by; none has more bytes than this, and so no more tokens.
-        const MOST: usize = 4;
-        if all.ends_with('\u{fffd}') && self.tokens.len() - self.shown < MOST {
-            return Ok(String::new());
+        match &mut self.state {
+            StreamState::Bytes(bytes) => {
+                self.tokenizer.push_bytes(token, bytes);
+                Ok(take_complete(bytes))
+            }
+            // Special tokens have no text, and do not part the bytes next to them.
+            StreamState::Window { .. } if self.tokenizer.is_special(token) => Ok(String::new()),
+            StreamState::Window { tokens, .. } => {
+                tokens.push(token);
+                // Whether bytes form characters depends on all bytes in a row.
+                if self.tokenizer.is_single_byte(token) {
+                    return Ok(String::new());
+                }
+                self.take_window()
+            }
         }
+    }
+
+    /// Returns the rest of the text. An incomplete character becomes U+FFFD.
+    ///
+    /// # Errors
+    /// Those of [`Tokenizer::decode`].
+    pub fn finish(mut self) -> Result<String> {
+        match &self.state {
+            StreamState::Bytes(bytes) => Ok(String::from_utf8_lossy(bytes).into_owned()),
+            StreamState::Window { .. } => self.take_window(),
+        }
+    }
+
+    /// Text of the tokens that are not shown.
+    fn take_window(&mut self) -> Result<String> {
+        let StreamState::Window { tokens, shown } = &mut self.state else {
+            return Ok(String::new());
+        };
+        let before = self.tokenizer.decode(&tokens[..*shown])?;
+        let all = self.tokenizer.decode(tokens)?;
         let new = all.get(before.len()..).unwrap_or_default().to_owned();
-        // A tokenizer may treat the first token of a text in its own way, so the latest ones stay.
-        self.tokens.drain(..self.shown);
-        self.shown = self.tokens.len();
+        // The context has to begin with text: a decoder treats the beginning in its own way.
+        let keep = tokens.len().saturating_sub(CONTEXT);
+        if keep < tokens.len()
+            && !self.tokenizer.decode(&tokens[keep..])?.trim().is_empty()
+            && !self.tokenizer.is_single_byte(tokens[keep])
+        {
+            tokens.drain(..keep);
+        }
+        *shown = tokens.len();
         Ok(new)
     }
+}
 
-    /// What is left of a character that never came to its end.
-    ///
-    /// # Errors
-    /// As [`Tokenizer::decode`].
-    pub fn finish(self) -> Result<String> {
-        let before = self.tokenizer.decode(&self.tokens[..self.shown])?;
-        let all = self.tokenizer.decode(&self.tokens)?;
-        Ok(all.get(before.len()..).unwrap_or_default().to_owned())
+/// Takes the complete characters of some bytes, with U+FFFD for what cannot be part of one, and leaves an incomplete one.
+fn take_complete(bytes: &mut Vec<u8>) -> String {
+    let mut rest = &bytes[..];
+    let mut text = String::new();
+    loop {
+        match std::str::from_utf8(rest) {
+            Ok(valid) => {
+                text += valid;
+                bytes.clear();
+                return text;
+            }
+            Err(error) => {
+                let (valid, after) = rest.split_at(error.valid_up_to());
+                text += &String::from_utf8_lossy(valid);
+                let Some(wrong) = error.error_len() else {
+                    *bytes = after.to_vec();
+                    return text;
+                };
+                text.push('\u{fffd}');
+                rest = &after[wrong..];
+            }
+        }
     }
 }

@@ -3,7 +3,10 @@
 use std::collections::HashMap;
 
 /// How names of tokens stand for bytes.
+#[derive(Clone)]
 pub(super) struct Spelling {
+    /// Whether the decoder does nothing but join the bytes of tokens.
+    is_bytes: bool,
     /// Bytes that characters stand for, in tokenizers that take text apart into bytes.
     bytes: Option<HashMap<char, u8>>,
     /// The character that stands for a space, and whether `<0x0A>` is a byte, in SentencePiece's.
@@ -15,6 +18,7 @@ impl Spelling {
     /// As the decoder has it.
     pub(super) fn of(tokenizer: &tokenizers::Tokenizer) -> Self {
         let mut spelling = Spelling {
+            is_bytes: false,
             bytes: None,
             space: None,
             fallback: false,
@@ -23,8 +27,21 @@ impl Spelling {
             && let Ok(json) = serde_json::to_value(decoder)
         {
             spelling.read(&json);
+            let parts = json["decoders"].as_array().map_or(1, Vec::len);
+            spelling.is_bytes = spelling.bytes.is_some() && parts == 1;
         }
         spelling
+    }
+
+    /// Whether decoding joins the bytes of tokens and does nothing else.
+    pub(super) fn is_bytes(&self) -> bool {
+        self.is_bytes
+    }
+
+    /// Whether a name such as `<0x0A>` is one byte.
+    pub(super) fn is_single_byte(&self, name: &str) -> bool {
+        let byte = name.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>'));
+        self.fallback && byte.is_some_and(|hex| hex.len() == 2 && u8::from_str_radix(hex, 16).is_ok())
     }
 
     fn read(&mut self, decoder: &serde_json::Value) {

@@ -1,0 +1,157 @@
+//! Streamed text is the decoded text, for random tokens of many tokenizers.
+
+use std::path::{Path, PathBuf};
+
+use meganeura_core::random::SplitMix64;
+use meganeura_llm::{TextStream, Tokenizer};
+use serde_json::{Value, json};
+
+fn fixtures() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures")
+}
+
+/// Every tokenizer of the fixtures, by its file.
+fn tokenizers() -> Vec<(PathBuf, Tokenizer)> {
+    let mut found = Vec::new();
+    let mut folders = vec![fixtures()];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).expect("a folder") {
+            let path = entry.expect("an entry").path();
+            let is_gguf = path.extension().is_some_and(|e| e == "gguf");
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.ends_with("tokenizer.json") {
+                let tokenizer = Tokenizer::read(&path).expect("a tokenizer");
+                found.push((path, tokenizer));
+            } else if is_gguf && let Ok(tokenizer) = Tokenizer::open(&path) {
+                found.push((path, tokenizer));
+            }
+        }
+    }
+    found.sort_by(|a, b| a.0.cmp(&b.0));
+    found
+}
+
+fn streamed(tokenizer: &Tokenizer, tokens: &[u32]) -> String {
+    let mut stream = tokenizer.stream();
+    let mut text = String::new();
+    for &token in tokens {
+        text += &stream.push(token).expect("text");
+    }
+    text + &stream.finish().expect("text")
+}
+
+/// The streamed continuation of some tokens is what the decoded whole has behind the decoded beginning.
+fn continued(tokenizer: &Tokenizer, before: &[u32], tokens: &[u32]) -> String {
+    let mut stream = TextStream::behind(tokenizer, before);
+    let mut text = String::new();
+    for &token in tokens {
+        text += &stream.push(token).expect("text");
+    }
+    text + &stream.finish().expect("text")
+}
+
+fn check(name: &Path, tokenizer: &Tokenizer, tokens: &[u32]) {
+    let whole = tokenizer.decode(tokens).expect("text");
+    assert_eq!(streamed(tokenizer, tokens), whole, "{} {tokens:?}", name.display());
+}
+
+#[test]
+fn streamed_text_is_the_decoded_text() {
+    let all = tokenizers();
+    // Encoders join words with rules of their own, and generate no text.
+    let all: Vec<_> = all
+        .into_iter()
+        .filter(|(path, _)| !path.to_string_lossy().contains("embeddings"))
+        .collect();
+    assert!(all.len() >= 10, "{} tokenizers", all.len());
+    let mut rng = SplitMix64::new(3);
+    let texts = [
+        "한국어 텍스트",
+        "中文字符，测试。",
+        "😂🙂🙃😉😊 a😀",
+        "naïve — Ελληνικά",
+        "a  b\n\n c ",
+    ];
+    for (path, tokenizer) in &all {
+        let vocab = tokenizer.vocab();
+        let mut bytes: Vec<u32> = (0..256)
+            .filter_map(|b| tokenizer.token(&format!("<0x{b:02X}>")))
+            .collect();
+        if bytes.is_empty() {
+            bytes = (0..vocab.min(260) as u32).collect();
+        }
+        for _ in 0..60 {
+            let len = 1 + rng.below(12);
+            let tokens: Vec<u32> = (0..len).map(|_| rng.below(vocab) as u32).collect();
+            check(path, tokenizer, &tokens);
+            let tokens: Vec<u32> = (0..len).map(|_| bytes[rng.below(bytes.len())]).collect();
+            check(path, tokenizer, &tokens);
+        }
+        for text in texts {
+            let tokens = tokenizer.encode_plain(text).expect("tokens");
+            check(path, tokenizer, &tokens);
+            for at in 1..tokens.len() {
+                let (before, after) = tokens.split_at(at);
+                let whole = tokenizer.decode(&tokens).expect("text");
+                let begin = tokenizer.decode(before).expect("text");
+                if begin.ends_with('\u{fffd}') || tokenizer.decode(&before[..1]).expect("text").trim().is_empty() {
+                    continue;
+                }
+                assert_eq!(
+                    begin + &continued(tokenizer, before, after),
+                    whole,
+                    "{}",
+                    path.display()
+                );
+            }
+        }
+    }
+}
+
+/// A tokenizer of bytes with these added tokens.
+fn with_added(added: &[(&str, bool)]) -> Tokenizer {
+    let plain = Tokenizer::train("aaa bbb", 260).expect("trains");
+    let mut file: Value = serde_json::from_str(&plain.to_json().expect("JSON")).expect("JSON");
+    let first = plain.vocab();
+    let list = file["added_tokens"].as_array_mut().expect("a list");
+    for (number, (content, special)) in added.iter().enumerate() {
+        list.push(
+            json!({"id": first + number, "content": content, "special": special, "single_word": false,
+            "lstrip": false, "rstrip": false, "normalized": false}),
+        );
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("tokenizer.json");
+    std::fs::write(&path, file.to_string()).expect("written");
+    Tokenizer::read(&path).expect("a tokenizer")
+}
+
+#[test]
+fn a_token_may_end_one_character_and_begin_the_next() {
+    // Each token is 3 bytes of characters of 4: the last token of one opens the next.
+    let tokenizer = Tokenizer::train("a", 257).expect("trains");
+    let bytes = "😂🙂🙃😉😊".as_bytes();
+    let tokens: Vec<u32> = bytes.iter().flat_map(|&b| tokenizer_byte(&tokenizer, b)).collect();
+    assert_eq!(streamed(&tokenizer, &tokens), "😂🙂🙃😉😊");
+}
+
+/// The token of a byte.
+fn tokenizer_byte(tokenizer: &Tokenizer, byte: u8) -> Option<u32> {
+    use meganeura_llm::tokenizer::TokenBytes;
+    let all = tokenizer.token_bytes();
+    let at = all.iter().position(|token| *token == TokenBytes::Text(vec![byte]))?;
+    Some(at as u32)
+}
+
+#[test]
+fn added_tokens_decode_to_themselves() {
+    let tokenizer = with_added(&[("é", false), ("日本", false), ("Ġx", false), ("<|é|>", true)]);
+    for text in ["é", "日本", "Ġx"] {
+        let token = tokenizer.token(text).expect("a token");
+        assert_eq!(tokenizer.decode(&[token]).expect("text"), text);
+        assert_eq!(streamed(&tokenizer, &[token, token]), text.repeat(2));
+    }
+    let special = tokenizer.token("<|é|>").expect("a token");
+    assert_eq!(tokenizer.decode(&[special]).expect("text"), "");
+}
