@@ -1,6 +1,7 @@
 //! What `config.json` says of a model.
 
 mod experts;
+mod generation;
 mod layers;
 mod raw;
 mod rope;
@@ -11,12 +12,12 @@ use std::path::Path;
 
 use meganeura_core::{Error, Result};
 use meganeura_nn::models::LlamaConfig;
-use serde::Deserialize;
 use serde_json::Value;
 
 use crate::files::{damaged, read_text};
 use crate::gguf::{self, Gguf};
-use raw::{Ids, Raw};
+pub use generation::SamplingDefaults;
+use raw::Raw;
 
 /// Families that are known, by the `model_type` of their configurations. Of `gemma3`, the text part is read.
 pub const FAMILIES: &[&str] = &[
@@ -58,36 +59,28 @@ pub struct ModelConfig {
     pub network: LlamaConfig,
     /// Positions that it was made for.
     pub context: usize,
-    /// Tokens that end a text.
+    /// Tokens that end a text: those of `config.json`, `generation_config.json` and `tokenizer_config.json`.
     pub stop: Vec<u32>,
+    /// Sampling values of `generation_config.json`.
+    pub sampling: SamplingDefaults,
     /// How its checkpoints store projections.
     pub projections: Projections,
 }
 
 impl ModelConfig {
-    /// Reads `config.json` of a folder, and `generation_config.json` if there is one; or the metadata of a GGUF file.
+    /// Reads `config.json` of a folder, and `generation_config.json` and `tokenizer_config.json` if they exist; or the metadata
+    /// of a GGUF file.
     ///
     /// # Errors
-    /// [`Error::File`]: a file that cannot be read or parsed, a family or an option that is not supported.
+    /// [`Error::File`]: a file that cannot be read or parsed, a family or an option that is not supported, an end token that is
+    /// not in the vocabulary.
     pub fn open(folder: &Path) -> Result<Self> {
         if gguf::is_one(folder) {
             return ModelConfig::of_gguf(&Gguf::open(folder)?, folder);
         }
         let path = folder.join("config.json");
         let mut config = ModelConfig::parse(&read_text(&path)?, &path)?;
-        let path = folder.join("generation_config.json");
-        if path.exists() {
-            #[derive(Deserialize)]
-            struct Generation {
-                #[serde(default)]
-                eos_token_id: Ids,
-            }
-            let generation: Generation = serde_json::from_str(&read_text(&path)?).map_err(|e| damaged(&path, e))?;
-            let stop = generation.eos_token_id.list();
-            if !stop.is_empty() {
-                config.stop = stop;
-            }
-        }
+        config.read_generation(folder)?;
         Ok(config)
     }
 

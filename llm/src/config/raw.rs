@@ -9,7 +9,7 @@ use meganeura_nn::models::{CacheType, LayerSet, LlamaConfig, NormPlacement, Stor
 use serde::Deserialize;
 
 use super::rope::Rope;
-use super::{MAX_SIZE, ModelConfig, Projections, unsupported};
+use super::{MAX_SIZE, ModelConfig, Projections, SamplingDefaults, unsupported};
 use crate::files::damaged;
 
 /// Fields of `config.json`, with the defaults of the families.
@@ -79,7 +79,10 @@ fn given<'de, D: serde::Deserializer<'de>, T: Deserialize<'de>>(
 
 /// One id, several, or none.
 #[derive(Clone, Debug, Default, Deserialize)]
-#[serde(untagged)]
+#[serde(
+    untagged,
+    expecting = "expected a token id, or a list of token ids, from 0 to 4294967295"
+)]
 pub(super) enum Ids {
     #[default]
     None,
@@ -297,6 +300,7 @@ impl Raw {
             eps: self.rms_norm_eps.unwrap_or(usual.eps),
             tied_embeddings: self.tie_word_embeddings.unwrap_or(usual.tied),
             lora: None,
+            lora_per_row: false,
             weights: StorageMap::default(),
             cache_type: CacheType::default(),
         };
@@ -304,6 +308,7 @@ impl Raw {
             network,
             context: self.max_position_embeddings.unwrap_or(usual.context),
             stop: self.eos_token_id.list(),
+            sampling: SamplingDefaults::default(),
             projections: match family {
                 "phi3" => Projections::Fused,
                 "mixtral" => Projections::Mixtral,
