@@ -292,6 +292,97 @@ impl Adapters {
     }
 }
 
+/// Adapters that are computed beside the weights of a model: their ranks are concatenated, and each row of a step selects the
+/// columns of its adapter ([`ADAPTER_SCALES`](meganeura_nn::models::ADAPTER_SCALES)).
+#[derive(Debug, Default)]
+pub(crate) struct PackedAdapters {
+    all: Vec<Adapters>,
+    /// Factors of all columns, for each adapter.
+    scales: Vec<Vec<f32>>,
+    /// Factors of rows that select no adapter.
+    default: Vec<f32>,
+}
+
+impl PackedAdapters {
+    /// Adapters that rows select by their index.
+    pub(crate) fn select(all: Vec<Adapters>) -> Self {
+        let rank = all.iter().map(|adapters| adapters.config.rank).sum();
+        let mut first = 0;
+        let mut scales = Vec::new();
+        for adapters in &all {
+            let LoraConfig { rank: own, .. } = adapters.config;
+            let mut columns = vec![0.0; rank];
+            columns[first..first + own].fill(adapters.config.scale());
+            scales.push(columns);
+            first += own;
+        }
+        PackedAdapters {
+            all,
+            scales,
+            default: vec![0.0; rank],
+        }
+    }
+
+    /// One adapter, which all rows use.
+    pub(crate) fn for_all(adapters: Adapters) -> Self {
+        let mut packed = PackedAdapters::select(vec![adapters]);
+        packed.default = packed.scales.remove(0);
+        packed
+    }
+
+    /// Rank and layers of the concatenated adapters; `None` without adapters.
+    pub(crate) fn config(&self) -> Option<LoraConfig> {
+        let names = self.all.iter().flat_map(|adapters| adapters.config.targets.names());
+        let targets = LoraTargets::named(names).ok()?;
+        let rank = self.default.len();
+        Some(LoraConfig {
+            rank,
+            alpha: rank as f32,
+            targets,
+        })
+    }
+
+    /// Factors of the columns for rows that select an adapter, `[rank]`.
+    pub(crate) fn scales(&self, adapter: Option<usize>) -> &[f32] {
+        adapter
+            .and_then(|adapter| self.scales.get(adapter))
+            .unwrap_or(&self.default)
+    }
+
+    /// Sets the matrices of a session whose model was built with [`PackedAdapters::config`]. Layers without an adapter get
+    /// zeros.
+    ///
+    /// # Errors
+    /// Those of the session.
+    pub(crate) fn load_into(&self, session: &mut Session) -> Result<()> {
+        let views = session.plan().parameters().into_iter();
+        for view in views.filter(|view| view.name.contains(ADAPTERS)) {
+            let &[rows, columns] = view.ty.shape.dims() else {
+                continue;
+            };
+            let is_a = view.name.contains(".lora_A.");
+            let mut values = vec![0.0; rows * columns];
+            let mut first = 0;
+            for adapters in &self.all {
+                let rank = adapters.config.rank;
+                if let Some(matrix) = adapters.parameter(&view.name) {
+                    if is_a {
+                        let to = values.chunks_exact_mut(columns);
+                        for (to, from) in to.zip(matrix.values.chunks_exact(rank)) {
+                            to[first..first + rank].copy_from_slice(from);
+                        }
+                    } else {
+                        values[first * columns..(first + rank) * columns].copy_from_slice(&matrix.values);
+                    }
+                }
+                first += rank;
+            }
+            session.try_set_parameter(&view.name, &values)?;
+        }
+        Ok(())
+    }
+}
+
 /// Adds `(alpha / rank) A B` to a weight `[inputs, outputs]`; `A [inputs, rank]`, `B [rank, outputs]`.
 pub(crate) fn add_product(weight: &mut [f32], a: &[f32], b: &[f32], config: &LoraConfig) {
     let (rank, scale) = (config.rank.max(1), config.scale());

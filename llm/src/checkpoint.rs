@@ -129,12 +129,20 @@ impl Checkpoint {
     /// # Errors
     /// [`Error::File`]: adapters of weights that the checkpoint has not, or has in another shape.
     pub fn with_adapters(mut self, adapters: Adapters) -> Result<Self> {
+        self.check_adapters(&adapters)?;
+        self.adapters = Some(adapters);
+        Ok(self)
+    }
+
+    /// Checks that adapters belong to weights of the checkpoint.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::with_adapters`].
+    pub fn check_adapters(&self, adapters: &Adapters) -> Result<()> {
         adapters.check(|name| {
             let tensor = self.tensor(name)?;
             Some(tensor.shape.to_vec())
-        })?;
-        self.adapters = Some(adapters);
-        Ok(self)
+        })
     }
 
     /// The checkpoint with other names of tensors, without those that have none.

@@ -28,11 +28,15 @@ pub(crate) trait StepShape: Copy + Eq + Hash + std::fmt::Debug {
 
 /// Name of the file of a step of decoding.
 pub(crate) fn decoding_file(step: &str, network: &LlamaConfig) -> String {
-    let weights = network.weights.name();
-    match network.cache_type {
-        CacheType::F32 => format!("decode-{step}-{weights}"),
-        cache => format!("decode-{step}-{weights}-cache-{}", cache.name()),
+    let mut file = format!("decode-{step}-{}", network.weights.name());
+    if network.cache_type != CacheType::F32 {
+        file += &format!("-cache-{}", network.cache_type.name());
     }
+    if let Some(lora) = network.lora {
+        let rows = if network.lora_per_row { "-rows" } else { "" };
+        file += &format!("-lora-{}-{}{rows}", lora.rank, lora.targets);
+    }
+    file
 }
 
 /// A session that makes steps of some shapes, which share weights and caches.

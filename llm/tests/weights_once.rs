@@ -103,6 +103,7 @@ fn generate(folder: &std::path::Path, storage: WeightStorage, weights: usize) {
         network: MODEL,
         context: ROWS,
         stop: Vec::new(),
+        sampling: Default::default(),
         projections: Projections::Separate,
     };
     // What a user of the command has: plans from the last time.

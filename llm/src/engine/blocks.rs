@@ -10,8 +10,13 @@ type Content = (Identity, Box<[u32]>);
 pub(super) struct Identity(u64);
 
 impl Identity {
-    /// Of no block: where sequences begin.
+    /// Identity of no block: the beginning of sequences that use the model without adapters.
     pub(super) const START: Identity = Identity(0);
+
+    /// The beginning of sequences that use an adapter, by its index: their keys and values differ from the model's own.
+    pub(super) fn start(adapter: Option<usize>) -> Self {
+        adapter.map_or(Identity::START, |adapter| Identity(u64::MAX - adapter as u64))
+    }
 }
 
 /// What is known of a block.

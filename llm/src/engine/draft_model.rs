@@ -100,6 +100,7 @@ impl DraftModel {
                     blocks: &sequence.blocks,
                     asked: 1,
                     draws: draws(sequence, count),
+                    adapter_scales: &[],
                 }
             });
             let spans: Vec<Span> = spans.collect();
@@ -139,6 +140,7 @@ impl DraftModel {
                     blocks: &sequence.blocks,
                     asked: usize::from(guesses_here),
                     draws: draws(sequence, 0),
+                    adapter_scales: &[],
                 });
                 read.push((part.sequence, start + count));
                 left -= count;
@@ -168,8 +170,9 @@ impl DraftModel {
             let token = match (drawn.next(), rows.next()) {
                 (Some(&[token, sound]), _) => (sound > 0.0).then_some(token as u32),
                 (None, Some(logits)) => {
-                    let before = [&running[part.sequence].tokens[..], &guess.tokens].concat();
-                    guess.sampler.choose(logits, &before).ok()
+                    let (prompt, generated) = running[part.sequence].split();
+                    let generated = [generated, &guess.tokens].concat();
+                    guess.sampler.choose(logits, prompt, &generated).ok()
                 }
                 (None, None) => None,
             };

@@ -76,14 +76,19 @@ pub(super) struct Part {
     pub(super) draft: Vec<u32>,
     /// Whether the last token of the sequence is among the rows, so that there is a next one to choose.
     pub(super) is_read: bool,
+    /// Whether the logits of all rows are needed, for the log-probabilities of the prompt.
+    pub(super) is_scored: bool,
 }
 
 impl Part {
     /// Rows whose logits are asked for.
     pub(super) fn logits(&self) -> usize {
-        match self.is_read {
-            true => 1 + self.draft.len(),
-            false => 0,
+        if self.is_scored {
+            self.rows + self.draft.len()
+        } else if self.is_read {
+            1 + self.draft.len()
+        } else {
+            0
         }
     }
 }
@@ -100,6 +105,8 @@ pub(super) struct Span<'a> {
     pub(super) asked: usize,
     /// What the device draws tokens with for these, if it does.
     pub(super) draws: Option<(f32, Seeds)>,
+    /// Factors of the columns of the adapters, `[rank]`; empty without adapters.
+    pub(super) adapter_scales: &'a [f32],
 }
 
 impl Span<'_> {
@@ -120,6 +127,8 @@ pub(super) struct Inputs {
     /// What the device draws tokens with: of each row that there are logits of.
     pub(super) temperatures: Vec<f32>,
     pub(super) seeds: Vec<u32>,
+    /// Factors of the columns of the adapters, `[rows, rank]`.
+    pub(super) adapter_scales: Vec<f32>,
 }
 
 impl Inputs {
@@ -133,6 +142,7 @@ impl Inputs {
             chosen: Vec::with_capacity(shape.logits),
             temperatures: vec![0.0; shape.logits],
             seeds: vec![0; 2 * shape.logits],
+            adapter_scales: Vec::new(),
         }
     }
 
@@ -146,6 +156,7 @@ impl Inputs {
             let start = self.table.len();
             self.table.extend(span.blocks.iter().map(|&block| block as u32));
             self.table.resize(start + self.shape.cache.table_len, 0);
+            self.adapter_scales.extend(span.adapter_scales);
         }
         let end = self.tokens.len();
         let rows = end - span.asked..end;
@@ -163,9 +174,10 @@ impl Inputs {
         self.chosen.extend(rows.map(|row| row as u32));
     }
 
-    /// Adds rows that stand for nothing.
-    pub(super) fn fill(&mut self) {
+    /// Adds padding rows; `rank` is that of the adapters.
+    pub(super) fn fill(&mut self, rank: usize) {
         let rows = self.shape.rows;
+        self.adapter_scales.resize(rows * rank, 0.0);
         self.tokens.resize(rows, 0);
         self.positions.resize(rows, 0);
         let nowhere = self.shape.cache.blocks * self.shape.cache.block_rows;
@@ -175,13 +187,17 @@ impl Inputs {
     }
 }
 
+/// Maximum number of rows of a step whose logits are computed: one for each sequence and each of its draft tokens.
+pub(super) fn logits_rows(options: &EngineOptions, draft_tokens: usize) -> usize {
+    let of_sequence = draft_tokens.saturating_add(1);
+    options.sequences.saturating_mul(of_sequence).min(options.step_tokens)
+}
+
 /// The steps that a model makes with so many draft tokens of each sequence: some of few tokens, so that few sequences are not
 /// slower than they have to be, and the largest.
 pub(super) fn shapes(options: &EngineOptions, draft_tokens: usize, cache: PagedCache, draws: bool) -> Vec<Rows> {
-    // A step has the logits of each sequence's draft tokens, too.
     let most = options.step_tokens;
-    let of_sequence = draft_tokens.saturating_add(1);
-    let asked = options.sequences.saturating_mul(of_sequence).min(most);
+    let asked = logits_rows(options, draft_tokens);
     let powers = (0..).map(|power| 1usize << power).take_while(|&rows| rows < asked);
     let mut rows: Vec<usize> = powers.collect();
     rows.extend([asked, most]);

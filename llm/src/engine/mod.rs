@@ -26,32 +26,44 @@ use meganeura_core::{Error, Result, select};
 use meganeura_nn::models::PagedCache;
 use rayon::prelude::*;
 
-use crate::adapters::Adapters;
+use crate::adapters::PackedAdapters;
 use crate::checkpoint::Checkpoint;
 use crate::config::ModelConfig;
 use crate::plans::Plans;
 use crate::sampling::Sampling;
 use blocks::BlockPool;
 use draft_model::DraftModel;
-use inputs::{BLOCK_ROWS, Part, Rows, Span};
+use inputs::{BLOCK_ROWS, Part, Rows, Span, logits_rows};
 use model::{Model, Outputs};
 pub use options::{DraftOptions, EngineOptions};
 pub use sequence::Chosen;
 use sequence::{Choice, Row, Sequence};
 
-/// What decides which tokens may come next, such as a grammar.
+/// Decides which tokens may come next, such as a grammar.
 pub trait Constraint: Send {
-    /// Makes the logits `[vocab]` of tokens that may not come next minus infinity.
+    /// Returns whether [`Constraint::mask`] can answer at once. Until then the token waits, and the engine goes on with other
+    /// sequences: a constraint that computes on another thread starts when it [accepts](Constraint::accept) a token.
+    fn is_ready(&mut self) -> bool {
+        true
+    }
+
+    /// Sets the logits `[vocab]` of tokens that may not come next to minus infinity. Returns `false` if the text ends here.
     ///
     /// # Errors
     /// A state from which no token can follow.
-    fn mask(&mut self, logits: &mut [f32]) -> Result<()>;
+    fn mask(&mut self, logits: &mut [f32]) -> Result<bool>;
 
     /// Takes a token that was chosen; returns whether the text ends with it.
     ///
     /// # Errors
     /// A token that may not come next.
     fn accept(&mut self, token: u32) -> Result<bool>;
+
+    /// Returns whether the text is complete after the last token that was asked for. A constraint that computes on another
+    /// thread may wait for it a short time.
+    fn is_complete(&mut self) -> bool {
+        false
+    }
 }
 
 /// A text to go on with.
@@ -67,8 +79,35 @@ pub struct SequenceRequest {
     /// Of how many of the most likely tokens the logarithms of probabilities are asked for, beside that of the chosen token;
     /// `None` if not at all.
     pub top_logprobs: Option<usize>,
-    /// What decides which tokens may come next.
+    /// Decides which tokens may come next.
     pub constraint: Option<Box<dyn Constraint>>,
+    /// Minimum number of tokens before the text may end by a stop token.
+    pub min_tokens: usize,
+    /// Numbers added to the logits of tokens, before constraints and penalties.
+    pub logit_bias: Vec<(u32, f32)>,
+    /// Index of one of [`EngineOptions::named_adapters`]; `None` for the model without them.
+    pub adapter: Option<usize>,
+    /// Asks for the log-probabilities of the tokens of the prompt, and for this number of the most likely tokens at each
+    /// position. `max_tokens` may be 0 then.
+    pub prompt_logprobs: Option<usize>,
+}
+
+impl SequenceRequest {
+    /// A request for at most `max_tokens` tokens behind a prompt, by the most likely tokens.
+    pub fn new(prompt: Vec<u32>, max_tokens: usize) -> Self {
+        SequenceRequest {
+            prompt,
+            max_tokens,
+            sampling: Sampling::default(),
+            stop: Vec::new(),
+            top_logprobs: None,
+            constraint: None,
+            min_tokens: 0,
+            logit_bias: Vec::new(),
+            adapter: None,
+            prompt_logprobs: None,
+        }
+    }
 }
 
 /// Names a sequence of an engine.
@@ -87,6 +126,9 @@ pub enum Finish {
 /// What a step did for a sequence.
 #[derive(Debug)]
 pub enum Event {
+    /// The prompt is computed; comes before the first token. Holds the number of tokens that were found in the cache, and the
+    /// tokens behind the first with their log-probabilities, if they were asked for.
+    Prompt(SequenceId, usize, Vec<Chosen>),
     /// A token follows.
     Token(SequenceId, Chosen),
     /// It ended.
@@ -138,6 +180,7 @@ pub struct Engine {
     waiting: VecDeque<Sequence>,
     next_id: u64,
     counts: EngineCounts,
+    adapters: PackedAdapters,
 }
 
 impl Engine {
@@ -148,9 +191,13 @@ impl Engine {
     pub fn open(folder: &Path, options: EngineOptions) -> Result<Self> {
         let config = ModelConfig::open(folder)?;
         let mut checkpoint = Checkpoint::open(folder)?;
-        if let Some(folder) = &options.adapters {
-            checkpoint = checkpoint.with_adapters(Adapters::open(folder)?)?;
-        }
+        let adapters = match options.adapters_to_merge(&checkpoint)? {
+            Some(adapters) => {
+                checkpoint = checkpoint.with_adapters(adapters)?;
+                PackedAdapters::default()
+            }
+            None => options.packed_adapters(&checkpoint)?,
+        };
         let draft = options.draft_model.clone();
         let draft = draft.map(|draft| Ok::<_, Error>((ModelConfig::open(&draft.model)?, draft)));
         let draft = draft.transpose()?;
@@ -167,6 +214,7 @@ impl Engine {
             selected.selector,
             config,
             &checkpoint,
+            adapters,
             options,
         )?;
         if let Some((config, DraftOptions { model, plans })) = draft {
@@ -176,8 +224,8 @@ impl Engine {
         Ok(engine)
     }
 
-    /// An engine on a device that is open already; the options' device, adapters and draft model are not looked at
-    /// ([`Engine::with_draft_model`]).
+    /// An engine on a device that is open already; the options' device and draft model are ignored
+    /// ([`Engine::with_draft_model`] adds one).
     ///
     /// # Errors
     /// Options that make no sense; weights of another model ([`Checkpoint::check_model`]); what building sessions and loading
@@ -190,7 +238,8 @@ impl Engine {
     ) -> Result<Self> {
         let name = device.capabilities().name.clone();
         let plans = Plans::new(device, options.plans.clone());
-        Engine::with_plans(plans, name, config, checkpoint, options)
+        let adapters = options.packed_adapters(checkpoint)?;
+        Engine::with_plans(plans, name, config, checkpoint, adapters, options)
     }
 
     /// With a smaller model of the same vocabulary, on an open device, that guesses the next [`EngineOptions::draft_tokens`] of
@@ -231,10 +280,13 @@ impl Engine {
         selector: String,
         mut config: ModelConfig,
         checkpoint: &Checkpoint,
+        adapters: PackedAdapters,
         options: EngineOptions,
     ) -> Result<Self> {
         config.network.weights = options.storage(checkpoint);
         config.network.cache_type = options.cache_type;
+        config.network.lora = adapters.config();
+        config.network.lora_per_row = config.network.lora.is_some();
         let context = options.context.unwrap_or(config.context);
         options.check(context, config.context)?;
         let table_len = context.div_ceil(BLOCK_ROWS);
@@ -245,7 +297,8 @@ impl Engine {
             block_rows: BLOCK_ROWS,
             table_len,
         };
-        let model = Model::new(plans, &config, checkpoint, &options, options.draft_tokens, cache)?;
+        let mut model = Model::new(plans, &config, checkpoint, &options, options.draft_tokens, cache)?;
+        adapters.load_into(model.session())?;
         Ok(Engine {
             config,
             selector,
@@ -258,6 +311,7 @@ impl Engine {
             waiting: VecDeque::new(),
             next_id: 0,
             counts: EngineCounts::default(),
+            adapters,
             options,
         })
     }
@@ -305,6 +359,18 @@ impl Engine {
     /// sequence; sampling that makes no sense.
     pub fn submit(&mut self, request: SequenceRequest) -> Result<SequenceId> {
         sequence::check(&request, &self.config, self.context)?;
+        if let Some(adapter) = request
+            .adapter
+            .filter(|&adapter| adapter >= self.options.named_adapters.len())
+        {
+            return Err(Error::misuse(
+                format!(
+                    "expected an adapter below {}, found {adapter}",
+                    self.options.named_adapters.len()
+                ),
+                "use an index of EngineOptions::named_adapters",
+            ));
+        }
         let id = SequenceId(self.next_id);
         self.waiting.push_back(Sequence::new(id, request)?);
         self.next_id += 1;
@@ -330,10 +396,12 @@ impl Engine {
     /// # Errors
     /// What the session finds; sequences are as before then.
     pub fn step(&mut self) -> Result<Vec<Event>> {
+        let mut events = Vec::new();
+        self.choose_held(&mut events);
         self.admit();
         let mut parts = self.schedule();
         if parts.is_empty() {
-            return Ok(Vec::new());
+            return Ok(events);
         }
         if let Some(draft_model) = &mut self.draft_model
             && let Err(error) = draft_model.draft(&mut self.running, &mut parts)
@@ -344,7 +412,6 @@ impl Engine {
         let mut outputs = self.run(&parts)?;
         self.counts.steps += 1;
         let chosen = self.choose(&parts, &mut outputs);
-        let mut events = Vec::new();
         let mut ended = Vec::new();
         for (part, chosen) in parts.iter().zip(chosen) {
             if self.take(part, chosen, &mut events) {
@@ -355,6 +422,26 @@ impl Engine {
             self.end(place);
         }
         Ok(events)
+    }
+
+    /// Chooses the tokens that waited for their constraints, as far as these are ready.
+    fn choose_held(&mut self, events: &mut Vec<Event>) {
+        let mut ended = Vec::new();
+        for (place, sequence) in self.running.iter_mut().enumerate() {
+            if let Some(choice) = sequence.choose_held()
+                && report(sequence.id, choice, &mut self.counts, events)
+            {
+                ended.push(place);
+            }
+        }
+        for &place in ended.iter().rev() {
+            self.end(place);
+        }
+    }
+
+    /// Whether all running sequences wait for their constraints, so that a step would do nothing.
+    pub fn waits_for_constraints(&self) -> bool {
+        !self.running.is_empty() && self.running.iter().all(Sequence::is_held)
     }
 
     /// Lets sequences that wait run, as long as there is room for what they have and a token more.
@@ -387,9 +474,11 @@ impl Engine {
         let mut left = self.options.step_tokens;
         let mut parts: Vec<Part> = Vec::new();
         // Those who generate first, so that they keep their pace; the rest in the order in which they came.
+        let mut scores = logits_rows(&self.options, self.options.draft_tokens);
         let (generating, reading): (Vec<SequenceId>, Vec<SequenceId>) = {
             let ids = |reads: bool| {
-                let of_kind = self.running.iter().filter(move |s| (s.due() > 1) == reads);
+                let due = self.running.iter().filter(|s| !s.is_held());
+                let of_kind = due.filter(move |s| (s.due() > 1) == reads);
                 of_kind.map(|s| s.id).collect()
             };
             (ids(false), ids(true))
@@ -401,8 +490,12 @@ impl Engine {
                 continue;
             };
             let others = waiting.saturating_sub(number + 1);
-            let mut part = self.part_of(place, left.saturating_sub(others));
-            if part.rows == 0 {
+            let mut most = left.saturating_sub(others);
+            if self.running[place].is_scored() {
+                most = most.min(scores.saturating_sub(others));
+            }
+            let mut part = self.part_of(place, most);
+            if part.rows == 0 || part.logits() > scores {
                 continue;
             }
             let end = self.running[place].computed + part.rows;
@@ -411,6 +504,10 @@ impl Engine {
             }
             self.make_room_for_draft(&mut part, end);
             left -= part.rows + part.room;
+            scores -= part
+                .logits()
+                .max(usize::from(part.is_read) * (1 + part.room))
+                .min(scores);
             parts.push(part);
         }
         // Places may have moved while blocks were given back.
@@ -437,6 +534,7 @@ impl Engine {
             room: 0,
             draft: Vec::new(),
             is_read,
+            is_scored: sequence.is_scored(),
         };
         // While prompts are read, these have the rest of the step.
         let nobody_reads = self.running.iter().all(|other| other.due() == 1);
@@ -500,6 +598,7 @@ impl Engine {
                 blocks: &sequence.blocks,
                 asked: part.logits(),
                 draws: sequence.device_draws(),
+                adapter_scales: self.adapters.scales(sequence.adapter),
             }
         });
         let spans: Vec<Span> = spans.collect();
@@ -534,7 +633,14 @@ impl Engine {
                 work.push((sequence, part, of_part));
             }
         }
-        let choose = |(sequence, part, rows): (&mut Sequence, &Part, Vec<Row>)| sequence.choose_all(part, rows);
+        let choose = |(sequence, part, mut rows): (&mut Sequence, &Part, Vec<Row>)| {
+            sequence.score(sequence.computed, &mut rows);
+            if part.is_read {
+                sequence.choose_all(part, rows)
+            } else {
+                Vec::new()
+            }
+        };
         match on_host {
             0 | 1 => work.into_iter().map(choose).collect(),
             _ => work.into_par_iter().map(choose).collect(),
@@ -547,33 +653,42 @@ impl Engine {
         self.counts.drafted_tokens += part.draft.len() as u64;
         let mut computed = sequence.computed + part.rows;
         let mut ended = false;
+        if part.is_read
+            && let Some((cached, scored)) = sequence.take_prompt()
+        {
+            events.push(Event::Prompt(sequence.id, cached, scored));
+        }
         for (number, choice) in chosen.into_iter().enumerate() {
             // Chosen behind a draft token that was right.
             if number > 0 {
                 self.counts.accepted_tokens += 1;
                 computed += 1;
             }
-            match choice {
-                Err(error) => {
-                    events.push(Event::Failed(sequence.id, error));
-                    return true;
-                }
-                Ok((chosen, finish)) => {
-                    if let Some(chosen) = chosen {
-                        self.counts.generated_tokens += 1;
-                        events.push(Event::Token(sequence.id, chosen));
-                    }
-                    if let Some(finish) = finish {
-                        events.push(Event::Finished(sequence.id, finish));
-                        ended = true;
-                    }
-                }
-            }
+            ended |= report(sequence.id, choice, &mut self.counts, events);
         }
         let pool = self.options.prefix_cache.then_some(&mut self.pool);
         sequence.advance(computed, self.draft_model.is_some(), pool, BLOCK_ROWS);
         ended
     }
+}
+
+/// Adds the events of a choice; returns whether the sequence ended.
+fn report(id: SequenceId, choice: Result<Choice>, counts: &mut EngineCounts, events: &mut Vec<Event>) -> bool {
+    let (chosen, finish) = match choice {
+        Ok(choice) => choice,
+        Err(error) => {
+            events.push(Event::Failed(id, error));
+            return true;
+        }
+    };
+    if let Some(chosen) = chosen {
+        counts.generated_tokens += 1;
+        events.push(Event::Token(id, chosen));
+    }
+    if let Some(finish) = finish {
+        events.push(Event::Finished(id, finish));
+    }
+    finish.is_some()
 }
 
 impl std::fmt::Debug for Engine {

@@ -2,7 +2,9 @@
 
 use meganeura_core::plan::MemoryForecast;
 use meganeura_core::{Error, Result, Session};
-use meganeura_nn::models::{BLOCK_TABLE, LOGITS_ROW, POSITIONS, PagedCache, SEEDS, SLOTS, TEMPERATURES, TOKENS};
+use meganeura_nn::models::{
+    ADAPTER_SCALES, BLOCK_TABLE, LOGITS_ROW, POSITIONS, PagedCache, SEEDS, SLOTS, TEMPERATURES, TOKENS,
+};
 
 use super::inputs::{Inputs, Rows, Span, shapes};
 use super::options::EngineOptions;
@@ -14,6 +16,8 @@ use crate::plans::{Joined, Plans, Step};
 pub(super) struct Model {
     joined: Joined<Rows>,
     vocab: usize,
+    /// Rank of the adapters that rows select; 0 if there are none.
+    rank: usize,
 }
 
 /// What a step gives for the rows that are asked for.
@@ -45,7 +49,17 @@ impl Model {
         Ok(Model {
             joined,
             vocab: config.network.vocab,
+            rank: config
+                .network
+                .lora
+                .filter(|_| config.network.lora_per_row)
+                .map_or(0, |lora| lora.rank),
         })
+    }
+
+    /// The session, to set adapters.
+    pub(super) fn session(&mut self) -> &mut Session {
+        &mut self.joined.session
     }
 
     pub(super) fn memory_forecast(&self) -> MemoryForecast {
@@ -71,11 +85,14 @@ impl Model {
         let mut inputs = Inputs::new(shape);
         spans.iter().for_each(|span| inputs.add(span));
         let chosen = inputs.chosen.clone();
-        inputs.fill();
+        inputs.fill(self.rank);
         session.try_set_input_u32(&step.input(TOKENS), &inputs.tokens)?;
         session.try_set_input_u32(&step.input(POSITIONS), &inputs.positions)?;
         session.try_set_input_u32(&step.input(SLOTS), &inputs.slots)?;
         session.try_set_input_u32(&step.input(BLOCK_TABLE), &inputs.table)?;
+        if self.rank > 0 {
+            session.try_set_input(&step.input(ADAPTER_SCALES), &inputs.adapter_scales)?;
+        }
         if !shape.has_all_logits() {
             session.try_set_input_u32(&step.input(LOGITS_ROW), &inputs.chosen)?;
         }

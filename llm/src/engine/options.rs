@@ -6,6 +6,7 @@ use meganeura_core::{Error, Result};
 use meganeura_nn::layers::WeightStorage;
 use meganeura_nn::models::{CacheType, StorageMap};
 
+use crate::adapters::{Adapters, PackedAdapters};
 use crate::checkpoint::Checkpoint;
 
 /// A smaller model that guesses tokens.
@@ -45,8 +46,11 @@ pub struct EngineOptions {
     pub device_sampling: Option<bool>,
     /// Folder that keeps plans from one start to the next.
     pub plans: Option<PathBuf>,
-    /// Folder of adapters that are merged into the weights.
+    /// Folder of adapters that all sequences use. They are merged into weights stored as `f32`, and computed beside other
+    /// weights.
     pub adapters: Option<PathBuf>,
+    /// Folders of adapters that sequences select by their index ([`SequenceRequest::adapter`](super::SequenceRequest::adapter)).
+    pub named_adapters: Vec<PathBuf>,
     /// How matrices of the model and of the draft model are stored on the device; as `None` the way that each checkpoint asks for
     /// ([`Checkpoint::usual_storage`](crate::Checkpoint::usual_storage)).
     pub weights: Option<WeightStorage>,
@@ -68,6 +72,7 @@ impl Default for EngineOptions {
             device_sampling: None,
             plans: None,
             adapters: None,
+            named_adapters: Vec::new(),
             weights: None,
             cache_type: CacheType::F32,
         }
@@ -78,6 +83,42 @@ impl EngineOptions {
     /// How the matrices of a checkpoint are stored.
     pub(super) fn storage(&self, checkpoint: &Checkpoint) -> StorageMap {
         self.weights.map_or_else(|| checkpoint.usual_storage(), StorageMap::all)
+    }
+
+    /// Adapters to merge into the weights: those of all sequences, if all weights are stored as `f32`.
+    ///
+    /// # Errors
+    /// What [`Adapters::open`] finds.
+    pub(super) fn adapters_to_merge(&self, checkpoint: &Checkpoint) -> Result<Option<Adapters>> {
+        let is_f32 = self.storage(checkpoint) == StorageMap::all(WeightStorage::F32);
+        let folder = self
+            .adapters
+            .as_ref()
+            .filter(|_| is_f32 && self.named_adapters.is_empty());
+        folder.map(|folder| Adapters::open(folder)).transpose()
+    }
+
+    /// Adapters to compute beside the weights.
+    ///
+    /// # Errors
+    /// Both kinds of adapters; what [`Adapters::open`] finds; adapters of another model.
+    pub(super) fn packed_adapters(&self, checkpoint: &Checkpoint) -> Result<PackedAdapters> {
+        let open = |folder: &PathBuf| {
+            let adapters = Adapters::open(folder)?;
+            checkpoint.check_adapters(&adapters)?;
+            Ok(adapters)
+        };
+        match &self.adapters {
+            Some(_) if !self.named_adapters.is_empty() => Err(Error::misuse(
+                "expected either adapters for all sequences or adapters that sequences select, found both",
+                "give all of them names",
+            )),
+            Some(folder) => Ok(PackedAdapters::for_all(open(folder)?)),
+            None => {
+                let named = self.named_adapters.iter().map(open);
+                Ok(PackedAdapters::select(named.collect::<Result<Vec<_>>>()?))
+            }
+        }
     }
 
     /// Whether they make sense for sequences of so many tokens, and a model of so many positions.

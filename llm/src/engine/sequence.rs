@@ -9,6 +9,9 @@ use crate::config::ModelConfig;
 use crate::sampling::{Sampler, Seeds, sort_likeliest};
 use crate::softmax;
 
+/// Logits of a chosen row that wait for their constraint.
+type HeldLogits = Vec<f32>;
+
 /// A sequence: its tokens, and how far they are computed.
 pub(super) struct Sequence {
     pub(super) id: SequenceId,
@@ -27,6 +30,24 @@ pub(super) struct Sequence {
     left: usize,
     stop: Vec<u32>,
     top_logprobs: Option<usize>,
+    /// Number of tokens of the prompt.
+    prompt: usize,
+    /// Minimum number of generated tokens before a stop token is allowed.
+    min_tokens: usize,
+    /// Numbers added to the logits of tokens.
+    logit_bias: Vec<(u32, f32)>,
+    /// Index of the adapter that its rows select.
+    pub(super) adapter: Option<usize>,
+    /// Number of the most likely tokens that are reported for each token of the prompt, if log-probabilities are asked for.
+    prompt_logprobs: Option<usize>,
+    /// Tokens of the prompt behind the first, as far as they are scored.
+    scored: Vec<Chosen>,
+    /// Tokens of the prompt that were found in the cache.
+    cached: usize,
+    /// Whether [`Event::Prompt`](super::Event::Prompt) was reported.
+    prompt_is_reported: bool,
+    /// Logits of the next token, until the constraint has its mask.
+    held: Option<HeldLogits>,
 }
 
 /// A token that was chosen.
@@ -63,6 +84,15 @@ impl Sequence {
             left: request.max_tokens,
             stop: request.stop,
             top_logprobs: request.top_logprobs,
+            prompt: request.prompt.len(),
+            min_tokens: request.min_tokens,
+            logit_bias: request.logit_bias,
+            adapter: request.adapter,
+            prompt_logprobs: request.prompt_logprobs,
+            scored: Vec::new(),
+            cached: 0,
+            prompt_is_reported: false,
+            held: None,
             tokens: request.prompt,
         })
     }
@@ -82,9 +112,65 @@ impl Sequence {
         self.constraint.is_none()
     }
 
+    /// The prompt and the generated tokens.
+    pub(super) fn split(&self) -> (&[u32], &[u32]) {
+        self.tokens.split_at(self.prompt)
+    }
+
+    /// Whether the next rows have tokens of the prompt whose log-probabilities are asked for.
+    pub(super) fn is_scored(&self) -> bool {
+        self.prompt_logprobs.is_some() && self.scored.len() + 1 < self.prompt
+    }
+
+    /// The cached tokens and the scores of the prompt, when they are complete and not yet reported.
+    pub(super) fn take_prompt(&mut self) -> Option<(usize, Vec<Chosen>)> {
+        if self.prompt_is_reported {
+            return None;
+        }
+        self.prompt_is_reported = true;
+        Some((self.cached, std::mem::take(&mut self.scored)))
+    }
+
+    /// Notes the log-probabilities of tokens of the prompt, by the logits of the rows before them.
+    pub(super) fn score(&mut self, start: usize, rows: &mut Vec<Row>) {
+        let Some(top) = self.prompt_logprobs.filter(|_| self.is_scored()) else {
+            return;
+        };
+        // The row of the last token of the prompt chooses the first generated token.
+        let count = (self.prompt - 1).saturating_sub(start).min(rows.len());
+        for (row, position) in rows.drain(..count).zip(start + 1..) {
+            let Row::Logits(logits) = row else { continue };
+            let token = self.tokens[position];
+            let (total, best) = logprobs(logits, top);
+            self.scored.push(Chosen {
+                token,
+                logprobs: Some((logits[token as usize] - total, best)),
+            });
+        }
+    }
+
+    /// Whether the next token waits for its constraint.
+    pub(super) fn is_held(&self) -> bool {
+        self.held.is_some()
+    }
+
+    /// Chooses the token that waited for its constraint, if that is ready now.
+    pub(super) fn choose_held(&mut self) -> Option<Result<Choice>> {
+        if !self.constraint.as_mut().is_none_or(|constraint| constraint.is_ready()) {
+            return None;
+        }
+        let mut logits = self.held.take()?;
+        Some(self.choose(Row::Logits(&mut logits)))
+    }
+
     /// What a device can draw its next tokens with, if nothing but their logits counts: a temperature, and seeds.
     pub(super) fn device_draws(&self) -> Option<(f32, Seeds)> {
-        let is_plain = self.constraint.is_none() && self.top_logprobs.is_none();
+        let is_plain = self.constraint.is_none()
+            && self.top_logprobs.is_none()
+            && self.prompt_logprobs.is_none()
+            && self.logit_bias.is_empty()
+            && self.left > 0
+            && self.tokens.len() - self.prompt >= self.min_tokens;
         let temperature = self.sampler.plain_temperature().filter(|_| is_plain)?;
         Some((temperature, self.sampler.seeds()))
     }
@@ -94,8 +180,12 @@ impl Sequence {
         self.sampler.fork()
     }
 
-    /// Takes the blocks that somebody else has computed already. The last token is computed in any case, for its logits.
+    /// Takes the blocks that somebody else has computed already. The last token is computed in any case, for its logits, and
+    /// all tokens of a prompt that is scored.
     pub(super) fn find_beginning(&mut self, pool: &mut BlockPool, block_rows: usize) {
+        if self.is_scored() {
+            return;
+        }
         while let Some(tokens) = self.tokens.get(self.computed..self.computed + block_rows)
             && self.computed + block_rows < self.tokens.len()
             && let Some((block, identity)) = pool.find(self.last_identity(), tokens)
@@ -106,10 +196,14 @@ impl Sequence {
         }
         // Both models have computed blocks that others find.
         self.computed_by_draft = self.computed;
+        if !self.prompt_is_reported {
+            self.cached = self.computed;
+        }
     }
 
     fn last_identity(&self) -> Identity {
-        self.published.last().copied().unwrap_or(Identity::START)
+        let start = Identity::start(self.adapter);
+        self.published.last().copied().unwrap_or(start)
     }
 
     /// Notes that so many of the tokens are computed, and lets others find the blocks that are full; with a draft model, if that has
@@ -144,6 +238,11 @@ impl Sequence {
         self.published.clear();
         self.computed = 0;
         self.computed_by_draft = 0;
+        // A held token is computed again with its sequence.
+        self.held = None;
+        if self.is_scored() {
+            self.scored.clear();
+        }
     }
 
     /// Chooses the next token by the row of the last token, and further ones by those of draft tokens, as long as these are right:
@@ -151,6 +250,14 @@ impl Sequence {
     pub(super) fn choose_all(&mut self, part: &Part, rows: Vec<Row>) -> Vec<Result<Choice>> {
         let mut all = Vec::with_capacity(1);
         for (number, row) in rows.into_iter().enumerate() {
+            if let Row::Logits(logits) = &row
+                && let Some(constraint) = &mut self.constraint
+                && self.left > 0
+                && !constraint.is_ready()
+            {
+                self.held = Some(logits.to_vec());
+                break;
+            }
             let choice = self.choose(row);
             let goes_on = match &choice {
                 Ok((Some(chosen), None)) => part.draft.get(number) == Some(&chosen.token),
@@ -166,15 +273,32 @@ impl Sequence {
 
     /// Chooses the next token; and whether the sequence ends with it, or instead of it.
     fn choose(&mut self, row: Row) -> Result<Choice> {
+        if self.left == 0 {
+            return Ok((None, Some(Finish::Length)));
+        }
         let (token, logprobs) = match row {
             Row::Drawn(token, could) => (self.sampler.take_drawn(token, could)?, None),
             Row::Logits(logits) => {
                 // With the logits themselves, as those that are chosen from are changed.
                 let logprobs = self.top_logprobs.map(|top| (logits.to_vec(), logprobs(logits, top)));
-                if let Some(constraint) = &mut self.constraint {
-                    constraint.mask(logits)?;
+                for &(token, bias) in &self.logit_bias {
+                    logits[token as usize] += bias;
                 }
-                (self.sampler.choose(logits, &self.tokens)?, logprobs)
+                let generated = self.tokens.len() - self.prompt;
+                if generated < self.min_tokens {
+                    for &token in &self.stop {
+                        if let Some(logit) = logits.get_mut(token as usize) {
+                            *logit = f32::NEG_INFINITY;
+                        }
+                    }
+                }
+                if let Some(constraint) = &mut self.constraint
+                    && !constraint.mask(logits)?
+                {
+                    return Ok((None, Some(Finish::Stop)));
+                }
+                let (prompt, generated) = self.tokens.split_at(self.prompt);
+                (self.sampler.choose(logits, prompt, generated)?, logprobs)
             }
         };
         if self.stop.contains(&token) {
@@ -186,6 +310,7 @@ impl Sequence {
         };
         self.tokens.push(token);
         self.left -= 1;
+        let ends = ends || (self.left == 0 && self.constraint.as_mut().is_some_and(|c| c.is_complete()));
         let finish = match (ends, self.left) {
             (true, _) => Some(Finish::Stop),
             (_, 0) => Some(Finish::Length),
@@ -209,14 +334,21 @@ fn logprobs(logits: &[f32], top: usize) -> (f32, Vec<(u32, f32)>) {
     (total, best)
 }
 
-/// A request that cannot be kept.
+/// Checks a request against the model and the maximum number of tokens of a sequence.
 pub(super) fn check(request: &SequenceRequest, config: &ModelConfig, most: usize) -> Result<()> {
     request.sampling.check()?;
     config.check_prompt(&request.prompt)?;
-    if request.max_tokens == 0 {
+    if request.max_tokens == 0 && request.prompt_logprobs.is_none() {
         return Err(Error::misuse(
-            "no tokens are asked for",
-            "ask for at least one with max_tokens",
+            "expected max_tokens of at least 1, found 0",
+            "ask for at least one token, or for prompt_logprobs",
+        ));
+    }
+    let vocab = config.network.vocab;
+    if let Some((token, _)) = request.logit_bias.iter().find(|(token, _)| *token as usize >= vocab) {
+        return Err(Error::misuse(
+            format!("logit_bias: expected token ids below {vocab}, found {token}"),
+            "use the ids of the model's tokenizer",
         ));
     }
     if request.prompt.len().saturating_add(request.max_tokens) > most {

@@ -15,14 +15,7 @@ fn engine(model: &str, options: EngineOptions) -> Engine {
 }
 
 fn request(prompt: &[u32], max_tokens: usize) -> SequenceRequest {
-    SequenceRequest {
-        prompt: prompt.to_vec(),
-        max_tokens,
-        sampling: Sampling::default(),
-        stop: Vec::new(),
-        top_logprobs: None,
-        constraint: None,
-    }
+    SequenceRequest::new(prompt.to_vec(), max_tokens)
 }
 
 /// What became of a sequence.
@@ -39,6 +32,7 @@ fn finish(engine: &mut Engine) -> HashMap<SequenceId, Outcome> {
     while !engine.is_idle() {
         for event in engine.step().expect("a step") {
             match event {
+                Event::Prompt(..) => {}
                 Event::Token(id, Chosen { token, .. }) => outcomes.entry(id).or_default().tokens.push(token),
                 Event::Finished(id, finish) => outcomes.entry(id).or_default().finish = Some(finish),
                 Event::Failed(id, error) => outcomes.entry(id).or_default().error = Some(error.to_string()),
@@ -491,7 +485,7 @@ fn probabilities_are_those_of_the_logits() {
     while !engine.is_idle() {
         events.extend(engine.step().expect("a step"));
     }
-    let Some(Event::Token(_, Chosen { token, logprobs })) = events.first() else {
+    let Some(Event::Token(_, Chosen { token, logprobs })) = events.get(1) else {
         panic!("{events:?}");
     };
     let (own, top) = logprobs.as_ref().expect("they were asked for");
@@ -508,13 +502,13 @@ fn probabilities_are_those_of_the_logits() {
 struct Even(usize);
 
 impl Constraint for Even {
-    fn mask(&mut self, logits: &mut [f32]) -> meganeura_core::Result<()> {
+    fn mask(&mut self, logits: &mut [f32]) -> meganeura_core::Result<bool> {
         logits
             .iter_mut()
             .skip(1)
             .step_by(2)
             .for_each(|x| *x = f32::NEG_INFINITY);
-        Ok(())
+        Ok(true)
     }
 
     fn accept(&mut self, token: u32) -> meganeura_core::Result<bool> {
@@ -542,7 +536,7 @@ fn requests_and_options_that_make_no_sense_are_errors() {
     for (request, said) in [
         (request(&[], 1), "no tokens"),
         (request(&[320], 1), "320"),
-        (request(&[1], 0), "no tokens are asked for"),
+        (request(&[1], 0), "max_tokens"),
         (request(&[1; 100], 29), "128"),
         (
             SequenceRequest {

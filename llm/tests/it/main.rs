@@ -1,6 +1,8 @@
 //! The tests of this crate that may share a process: one binary is linked once. Others say why they are not here.
 
 mod bad_input;
+mod chat;
+mod chat_templates;
 mod embeddings;
 mod engine;
 mod experts;
@@ -10,5 +12,7 @@ mod gguf;
 mod library;
 #[path = "../../../tests/common/one_token.rs"]
 mod one_token;
+mod requests;
+mod text_stream;
 mod tokenizer;
 mod transformers;
