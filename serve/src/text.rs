@@ -1,79 +1,151 @@
-//! Text of the tokens of a choice, up to the first of some strings that end it.
+//! Text of the tokens of a choice, up to the first of its stop strings.
 
 use std::sync::Arc;
 
 use meganeura_core::Result;
 use meganeura_llm::{TextStream, Tokenizer};
 
-/// What a token adds.
+/// Text that a token adds.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Added {
-    /// Text that is certain.
+    /// Text that no stop string can change any more.
     pub(crate) text: String,
-    /// Whether a string ends it here.
+    /// Set if a stop string ends the text here.
     pub(crate) ends: bool,
 }
 
-/// Text that grows; what may be the beginning of a string that ends it is kept back.
-pub(crate) struct Text {
-    stream: TextStream<Arc<Tokenizer>>,
-    stop: Vec<String>,
-    kept: String,
+/// Stop strings, searched in text that arrives in pieces (Knuth, Morris and Pratt, 1977): each byte costs the same, however
+/// long the strings are.
+#[derive(Debug)]
+pub(crate) struct StopStrings(Vec<StopString>);
+
+#[derive(Debug)]
+struct StopString {
+    bytes: Vec<u8>,
+    /// For each prefix, the length of its longest proper suffix that is a prefix of the string, too.
+    borders: Vec<usize>,
 }
 
-impl Text {
-    /// Behind these tokens, if the text goes on with theirs.
-    pub(crate) fn new(tokenizer: Arc<Tokenizer>, behind: &[u32], stop: Vec<String>) -> Self {
-        Text {
-            stream: TextStream::behind(tokenizer, behind),
-            stop,
-            kept: String::new(),
+impl StopStrings {
+    pub(crate) fn new(strings: &[String]) -> Self {
+        StopStrings(
+            strings
+                .iter()
+                .map(|string| StopString::new(string.as_bytes()))
+                .collect(),
+        )
+    }
+}
+
+impl StopString {
+    fn new(bytes: &[u8]) -> Self {
+        let mut borders = vec![0; bytes.len()];
+        let mut matched = 0;
+        for at in 1..bytes.len() {
+            while matched > 0 && bytes[at] != bytes[matched] {
+                matched = borders[matched - 1];
+            }
+            matched += usize::from(bytes[at] == bytes[matched]);
+            borders[at] = matched;
+        }
+        StopString {
+            bytes: bytes.to_vec(),
+            borders,
         }
     }
 
-    /// What a token adds.
+    /// The number of matched bytes after another byte.
+    fn step(&self, mut matched: usize, byte: u8) -> usize {
+        while matched > 0 && self.bytes.get(matched) != Some(&byte) {
+            matched = self.borders[matched - 1];
+        }
+        matched + usize::from(!self.bytes.is_empty() && self.bytes[matched] == byte)
+    }
+}
+
+/// Text that grows. The possible beginning of a stop string is kept back.
+pub(crate) struct Text {
+    stream: TextStream<Arc<Tokenizer>>,
+    stops: Arc<StopStrings>,
+    /// Matched bytes of each stop string.
+    matched: Vec<usize>,
+    kept: String,
+    /// Tokens that are pushed before stop strings count.
+    min_tokens: usize,
+}
+
+impl Text {
+    /// Creates a text that continues the one of `behind`. Stop strings are ignored within the first `min_tokens` tokens.
+    pub(crate) fn new(tokenizer: Arc<Tokenizer>, behind: &[u32], stops: Arc<StopStrings>, min_tokens: usize) -> Self {
+        Text {
+            stream: TextStream::behind(tokenizer, behind),
+            matched: vec![0; stops.0.len()],
+            stops,
+            kept: String::new(),
+            min_tokens,
+        }
+    }
+
+    /// Returns what a token adds.
     ///
     /// # Errors
     /// Those of the tokenizer.
     pub(crate) fn push(&mut self, token: u32) -> Result<Added> {
-        self.kept += &self.stream.push(token)?;
-        Ok(released(&mut self.kept, &self.stop))
+        let piece = self.stream.push(token)?;
+        if self.min_tokens > 0 {
+            self.min_tokens -= 1;
+            return Ok(Added {
+                text: piece,
+                ends: false,
+            });
+        }
+        Ok(self.release(&piece))
     }
 
-    /// What is left when no token follows.
+    /// Returns the rest of the text, when no token follows.
     ///
     /// # Errors
     /// Those of the tokenizer.
-    pub(crate) fn finish(self) -> Result<String> {
-        let mut kept = self.kept + &self.stream.finish()?;
-        let added = released(&mut kept, &self.stop);
-        Ok(match added.ends {
-            true => added.text,
-            false => added.text + &kept,
+    pub(crate) fn finish(mut self) -> Result<String> {
+        let empty = TextStream::new(self.stream.tokenizer().clone());
+        let stream = std::mem::replace(&mut self.stream, empty);
+        let piece = stream.finish()?;
+        let added = self.release(&piece);
+        Ok(if added.ends {
+            added.text
+        } else {
+            added.text + &self.kept
         })
     }
-}
 
-/// Takes the text up to the first string that ends it, or up to what may be the beginning of one.
-fn released(kept: &mut String, stop: &[String]) -> Added {
-    let first = stop.iter().filter_map(|s| kept.find(s.as_str())).min();
-    if let Some(at) = first {
-        kept.truncate(at);
-        return Added {
-            text: std::mem::take(kept),
-            ends: true,
-        };
-    }
-    let may_begin = |at: &usize| stop.iter().any(|s| s.starts_with(&kept[*at..]));
-    let at = kept
-        .char_indices()
-        .map(|(at, _)| at)
-        .find(may_begin)
-        .unwrap_or(kept.len());
-    let rest = kept.split_off(at);
-    Added {
-        text: std::mem::replace(kept, rest),
-        ends: false,
+    /// Adds a piece, and takes the text up to the first stop string, or up to the possible beginning of one.
+    fn release(&mut self, piece: &str) -> Added {
+        let before = self.kept.len();
+        self.kept += piece;
+        for (at, byte) in piece.bytes().enumerate() {
+            let mut found = 0;
+            for (stop, matched) in self.stops.0.iter().zip(&mut self.matched) {
+                *matched = stop.step(*matched, byte);
+                if *matched == stop.bytes.len() {
+                    found = found.max(*matched);
+                    *matched = 0;
+                }
+            }
+            if found > 0 {
+                // The string may have begun before the text that was kept back, if another one ended there.
+                self.kept.truncate((before + at + 1).saturating_sub(found));
+                return Added {
+                    text: std::mem::take(&mut self.kept),
+                    ends: true,
+                };
+            }
+        }
+        let longest = self.matched.iter().copied().max().unwrap_or(0);
+        let rest = self.kept.split_off(self.kept.len().saturating_sub(longest));
+        Added {
+            text: std::mem::replace(&mut self.kept, rest),
+            ends: false,
+        }
     }
 }
 
@@ -81,22 +153,24 @@ fn released(kept: &mut String, stop: &[String]) -> Added {
 mod tests {
     use super::*;
 
-    fn pieces(pieces: &[&str], stop: &[&str]) -> (Vec<String>, String, bool) {
-        let stop: Vec<String> = stop.iter().map(|s| s.to_string()).collect();
-        let (mut kept, mut all) = (String::new(), Vec::new());
+    /// The released pieces, the text that is kept back, and whether a stop string was found.
+    fn pieces(pieces: &[&str], stops: &[&str]) -> (Vec<String>, String, bool) {
+        let stops: Vec<String> = stops.iter().map(|s| s.to_string()).collect();
+        let tokenizer = Arc::new(Tokenizer::train("a", 257).expect("trains"));
+        let mut text = Text::new(tokenizer, &[], Arc::new(StopStrings::new(&stops)), 0);
+        let mut all = Vec::new();
         for piece in pieces {
-            kept += piece;
-            let added = released(&mut kept, &stop);
+            let added = text.release(piece);
             all.push(added.text);
             if added.ends {
-                return (all, kept, true);
+                return (all, text.kept, true);
             }
         }
-        (all, kept, false)
+        (all, text.kept, false)
     }
 
     #[test]
-    fn what_may_begin_a_stop_string_is_kept_back() {
+    fn the_beginning_of_a_stop_string_is_kept_back() {
         let (all, kept, ends) = pieces(&["ab", "cE", "N", "xEND", "y"], &["END"]);
         assert_eq!((all.concat().as_str(), kept.as_str(), ends), ("abcENx", "", true));
         assert_eq!(all, ["ab", "c", "", "ENx"]);
@@ -104,8 +178,36 @@ mod tests {
         assert_eq!((all.concat().as_str(), kept.as_str(), ends), ("é", "", true));
         let (all, kept, ends) = pieces(&["aE"], &["END"]);
         assert_eq!((all.concat().as_str(), kept.as_str(), ends), ("a", "E", false));
-        // The first place counts, whichever string is listed first.
-        let (all, ..) = pieces(&["one two"], &["two", "one"]);
-        assert_eq!(all, [""]);
+        // The string that is complete first counts, whichever is listed first; of two at the same place, the longer one.
+        assert_eq!(pieces(&["one two"], &["two", "one"]).0, [""]);
+        assert_eq!(pieces(&["abc"], &["c", "bc"]).0, ["a"]);
+        // The beginning of a string may lie within another beginning.
+        let (all, kept, ends) = pieces(&["aab", "aac"], &["aabaax", "aac"]);
+        assert_eq!((all.concat().as_str(), kept.as_str(), ends), ("aab", "", true));
+    }
+
+    /// Every way of cutting a text gives the same result as the whole.
+    #[test]
+    fn pieces_of_any_length_give_the_same_text() {
+        for (text, stops) in [
+            ("aaaabaaab", &["aaab"][..]),
+            ("abababc", &["ababc", "bb"]),
+            ("xéyéé", &["éé"]),
+            ("no stop here", &["stops", "hers"]),
+        ] {
+            let whole = pieces(&[text], stops);
+            let places: Vec<usize> = text.char_indices().map(|(at, _)| at).collect();
+            for &first in &places {
+                for &second in places.iter().filter(|&&at| at >= first) {
+                    let parts = [&text[..first], &text[first..second], &text[second..]];
+                    let (all, kept, ends) = pieces(&parts, stops);
+                    assert_eq!(
+                        (all.concat() + &kept, ends),
+                        (whole.0.concat() + &whole.1, whole.2),
+                        "{parts:?}"
+                    );
+                }
+            }
+        }
     }
 }

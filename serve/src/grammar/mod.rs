@@ -1,9 +1,14 @@
-//! Output that keeps to a JSON schema or a grammar, by `llguidance`.
+//! Output that follows a JSON schema or a grammar, by `llguidance`.
+
+mod check;
+mod masks;
 
 use std::sync::{Arc, OnceLock};
 
 use llguidance::api::TopLevelGrammar;
 use llguidance::{Matcher, ParserFactory};
+pub(crate) use masks::MaskPool;
+use masks::{GrammarConstraint, Spent};
 use meganeura_core::{Error, Result};
 use meganeura_llm::Tokenizer;
 use meganeura_llm::engine::Constraint;
@@ -11,15 +16,17 @@ use meganeura_llm::tokenizer::TokenBytes;
 use serde_json::{Value, json};
 use toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 
-/// What output has to be.
+/// Form that output must have.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Grammar {
     /// Any JSON object.
     Object,
     /// JSON that a schema describes.
     Schema(Value),
-    /// A grammar in llguidance's dialect of Lark.
+    /// Text that a grammar in llguidance's dialect of Lark describes.
     Lark(String),
+    /// Text that a regular expression matches as a whole.
+    Regex(String),
 }
 
 /// Makes constraints for the tokens of a model. The table of tokens is made when the first one is asked for.
@@ -29,12 +36,17 @@ pub(crate) struct Grammars {
     /// Tokens that end texts.
     ends: Arc<[u32]>,
     factory: OnceLock<std::result::Result<ParserFactory, String>>,
+    pool: Arc<MaskPool>,
 }
 
+/// Bytes of the stack of a thread that compiles a grammar.
+const STACK: usize = 256 << 20;
+
 impl Grammars {
-    /// For a model of so many tokens, some of which end texts.
-    pub(crate) fn new(tokenizer: Arc<Tokenizer>, vocab: usize, ends: &[u32]) -> Self {
+    /// Creates the compiler for a model with `vocab` tokens; `ends` are those that end texts. Masks are computed by `pool`.
+    pub(crate) fn new(tokenizer: Arc<Tokenizer>, vocab: usize, ends: &[u32], pool: MaskPool) -> Self {
         Grammars {
+            pool: Arc::new(pool),
             tokenizer,
             vocab,
             ends: ends.into(),
@@ -42,14 +54,29 @@ impl Grammars {
         }
     }
 
-    /// Reads a grammar; the first one also makes the table of tokens.
+    /// Compiles a grammar; the first one also makes the table of tokens.
     ///
     /// # Errors
-    /// [`Error::InvalidUse`] with what is wrong with the schema or grammar; a model whose tokens are no text.
-    pub(crate) fn read(&self, grammar: &Grammar) -> Result<Compiled> {
-        if let Grammar::Lark(text) = grammar {
-            check_source(text)?;
+    /// [`Error::InvalidUse`] with what is wrong with the schema or grammar, or the limit that it exceeds; a model whose tokens
+    /// are no text.
+    pub(crate) fn compile(&self, grammar: &Grammar) -> Result<Compiled> {
+        match grammar {
+            Grammar::Object => {}
+            Grammar::Schema(schema) => check::schema(schema)?,
+            Grammar::Lark(text) | Grammar::Regex(text) => check::source(text)?,
         }
+        // The compiler recurses: it gets a stack that is large enough for all that the limits allow.
+        std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().name("grammar".into()).stack_size(STACK);
+            let thread = thread.spawn_scoped(scope, || self.compile_here(grammar));
+            let thread =
+                thread.map_err(|e| Error::misuse(format!("no thread can be started for the grammar: {e}"), ""))?;
+            let panicked = || Error::misuse("the grammar cannot be compiled: the compiler failed on it", "");
+            thread.join().unwrap_or_else(|_| Err(panicked()))
+        })
+    }
+
+    fn compile_here(&self, grammar: &Grammar) -> Result<Compiled> {
         let factory = self.factory.get_or_init(|| self.make());
         let factory = factory.as_ref().map_err(|message| {
             Error::misuse(
@@ -57,25 +84,26 @@ impl Grammars {
                 "leave response_format, grammar and required tools out",
             )
         })?;
-        let refuse = |e: &dyn std::fmt::Display| {
-            Error::misuse(
-                format!("the schema or grammar cannot be used: {e}"),
-                "see https://github.com/guidance-ai/llguidance for what is supported",
-            )
-        };
         let top = match grammar {
             Grammar::Object => TopLevelGrammar::from_json_schema(with_space(json!({"type": "object"}))),
             Grammar::Schema(schema) => TopLevelGrammar::from_json_schema(with_space(schema.clone())),
             Grammar::Lark(text) => TopLevelGrammar::from_lark(text.clone()),
+            Grammar::Regex(text) => TopLevelGrammar::from_regex(text),
         };
         let matcher = Matcher::new(factory.create_parser(top));
-        match matcher.get_error() {
-            Some(error) => Err(refuse(&error)),
-            None => Ok(Compiled {
-                matcher,
-                ends: self.ends.clone(),
-            }),
+        if let Some(error) = matcher.get_error() {
+            let error: String = error.chars().take(300).collect();
+            return Err(Error::misuse(
+                format!("the schema or grammar cannot be used: {error}"),
+                "see https://github.com/guidance-ai/llguidance for what is supported",
+            ));
         }
+        Ok(Compiled {
+            matcher,
+            pool: self.pool.clone(),
+            spent: Spent::default(),
+            ends: self.ends.clone(),
+        })
     }
 
     fn make(&self) -> std::result::Result<ParserFactory, String> {
@@ -117,75 +145,22 @@ fn word(token: TokenBytes) -> Vec<u8> {
     }
 }
 
-/// A grammar that was read.
+/// A compiled grammar.
 pub(crate) struct Compiled {
     matcher: Matcher,
+    pool: Arc<MaskPool>,
+    spent: Spent,
     ends: Arc<[u32]>,
 }
 
 impl Compiled {
-    /// A constraint for one sequence.
+    /// A constraint for one sequence. All sequences of a request share the time that their masks may take.
     pub(crate) fn constraint(&self) -> Box<dyn Constraint> {
-        Box::new(ByGrammar {
-            matcher: self.matcher.deep_clone(),
-            ends: self.ends.clone(),
-        })
-    }
-}
-
-/// Refuses grammars that would take the parser more than it has: it has no limits of its own for what is in parentheses.
-fn check_source(text: &str) -> Result<()> {
-    const MAX_BYTES: usize = 64 << 10;
-    const MAX_DEPTH: usize = 64;
-    let (mut depth, mut deepest) = (0_usize, 0);
-    for byte in text.bytes() {
-        match byte {
-            b'(' | b'[' | b'{' => depth += 1,
-            b')' | b']' | b'}' => depth = depth.saturating_sub(1),
-            _ => {}
-        }
-        deepest = deepest.max(depth);
-    }
-    if text.len() > MAX_BYTES || deepest > MAX_DEPTH {
-        return Err(Error::misuse(
-            format!(
-                "the grammar has {} bytes and {deepest} parentheses in each other; at most {MAX_BYTES} and {MAX_DEPTH} are read",
-                text.len()
-            ),
-            "use a simpler grammar",
-        ));
-    }
-    Ok(())
-}
-
-struct ByGrammar {
-    matcher: Matcher,
-    ends: Arc<[u32]>,
-}
-
-fn failed(error: &dyn std::fmt::Display) -> Error {
-    Error::misuse(
-        format!("the grammar cannot be followed any further: {error}"),
-        "use a simpler schema or grammar",
-    )
-}
-
-impl Constraint for ByGrammar {
-    fn mask(&mut self, logits: &mut [f32]) -> Result<()> {
-        let mask = self.matcher.compute_mask_or_eos().map_err(|e| failed(&e))?;
-        // Where the text may end, it may by any token that ends texts.
-        let may_end = self.ends.first().is_some_and(|&end| mask.is_allowed(end));
-        for (token, logit) in (0u32..).zip(logits) {
-            let is_allowed = mask.is_allowed(token) || (may_end && self.ends.contains(&token));
-            if !is_allowed {
-                *logit = f32::NEG_INFINITY;
-            }
-        }
-        Ok(())
-    }
-
-    fn accept(&mut self, token: u32) -> Result<bool> {
-        self.matcher.consume_token(token).map_err(|e| failed(&e))?;
-        Ok(self.matcher.is_stopped())
+        Box::new(GrammarConstraint::new(
+            self.pool.clone(),
+            self.matcher.deep_clone(),
+            self.spent.clone(),
+            self.ends.clone(),
+        ))
     }
 }

@@ -1,0 +1,100 @@
+//! Clients that close their sending side while they wait for the answer.
+//!
+//! TCP reports the same end of input for a client that has left and for one that only sends no more. A client that has left
+//! refuses what it is sent, so that an interim response (`100 Continue`, RFC 9110, section 15.2.1) tells them apart.
+
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::time::{Sleep, sleep};
+
+use crate::connections::Activity;
+
+const PROBE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
+/// First and last pause between two checks; each pause is twice the one before.
+const FIRST_LOOK: Duration = Duration::from_millis(50);
+const LAST_LOOK: Duration = Duration::from_secs(2);
+
+/// A stream whose end of input is hidden while its request is answered and the client is there.
+pub(crate) struct HalfClosed {
+    stream: TcpStream,
+    activity: Activity,
+    /// Time of the next check for a disconnect, once the input has ended.
+    look: Option<(Pin<Box<Sleep>>, Duration)>,
+}
+
+impl HalfClosed {
+    pub(crate) fn new(stream: TcpStream, activity: Activity) -> Self {
+        HalfClosed {
+            stream,
+            activity,
+            look: None,
+        }
+    }
+}
+
+impl AsyncRead for HalfClosed {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = &mut *self;
+        loop {
+            if let Some((sleep, _)) = &mut this.look {
+                ready!(sleep.as_mut().poll(cx));
+            }
+            let before = buf.filled().len();
+            ready!(Pin::new(&mut this.stream).poll_read(cx, buf))?;
+            let has_ended = buf.filled().len() == before && buf.remaining() > 0;
+            if !has_ended || !this.activity.has_request() {
+                return Poll::Ready(Ok(()));
+            }
+            let pause = match &this.look {
+                None => {
+                    if this.activity.may_probe() {
+                        // A full send buffer means that the client is there, but reads nothing.
+                        if let Err(error) = this.stream.try_write(PROBE)
+                            && error.kind() != io::ErrorKind::WouldBlock
+                        {
+                            return Poll::Ready(Err(error));
+                        }
+                    }
+                    FIRST_LOOK
+                }
+                Some((_, pause)) => (*pause * 2).min(LAST_LOOK),
+            };
+            if let Some(error) = this.stream.take_error()? {
+                return Poll::Ready(Err(error));
+            }
+            this.look = Some((Box::pin(sleep(pause)), pause));
+        }
+    }
+}
+
+impl AsyncWrite for HalfClosed {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, bytes)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}
