@@ -1,4 +1,4 @@
-//! The thread that makes the steps of an encoder, and how requests reach it.
+//! The thread that runs the steps of an encoder, and the channel on which requests reach it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -15,36 +15,36 @@ use tokio::sync::oneshot;
 use crate::api::Steps;
 use crate::worker::Busy;
 
-/// Texts that are embedded together at most: those of several requests take turns, so that a long one keeps nobody waiting.
-const TOGETHER: usize = 32;
-/// How long after a step that failed the server says so, if none succeeded.
-const KNOWN: Duration = Duration::from_secs(30);
+/// Maximum number of texts per step. Texts of several requests alternate, so that a long request does not delay the rest.
+const STEP_TEXTS: usize = 32;
+/// Time after a failed step during which the server reports it, unless a later step succeeds.
+const FAILURE_REPORTED: Duration = Duration::from_secs(30);
 
-/// The vectors of a request, or why there are none.
+/// Vectors of a request, or the error message.
 pub(crate) type Answer = std::result::Result<Vec<Vec<f32>>, String>;
 
-/// A request that somebody waits for.
+/// Request in the queue.
 struct Job {
     texts: Vec<Vec<u32>>,
-    /// The vectors so far.
+    /// Vectors computed so far.
     done: Vec<Vec<f32>>,
     answer: oneshot::Sender<Answer>,
-    /// A place among those who may wait, which is free again when the job is gone.
+    /// Slot in the queue, freed on drop.
     _place: Place,
 }
 
-/// What the thread says of itself.
+/// State that the thread reports.
 #[derive(Default)]
 struct Shared {
-    /// Requests that wait or are computed.
+    /// Number of queued and running requests.
     pending: AtomicUsize,
     steps: AtomicU64,
     tokens: AtomicU64,
-    /// When a step failed, if none succeeded after it.
+    /// Time of the last failed step, unless a later one succeeded.
     failed: Mutex<Option<Instant>>,
 }
 
-/// Where requests are handed in. The thread ends when all of these are gone.
+/// Handle of the thread. The thread ends when all handles are dropped.
 #[derive(Clone)]
 pub(crate) struct EmbeddingWorker {
     jobs: Sender<Job>,
@@ -52,7 +52,7 @@ pub(crate) struct EmbeddingWorker {
     limit: usize,
 }
 
-/// A place for a request.
+/// Slot in the queue.
 pub(crate) struct Place(Arc<Shared>);
 
 impl Drop for Place {
@@ -62,7 +62,7 @@ impl Drop for Place {
 }
 
 impl EmbeddingWorker {
-    /// Starts the thread. At most `limit` requests wait or are computed.
+    /// Starts the thread. At most `limit` requests are queued or running.
     ///
     /// # Errors
     /// A thread that cannot be started.
@@ -77,10 +77,10 @@ impl EmbeddingWorker {
         Ok((EmbeddingWorker { jobs, shared, limit }, thread))
     }
 
-    /// A place for a request, before anything is done for it.
+    /// Reserves a slot in the queue.
     ///
     /// # Errors
-    /// [`Busy`] if there is none.
+    /// [`Busy`] if the queue is full.
     pub(crate) fn reserve(&self) -> std::result::Result<Place, Busy> {
         let fits = |pending: usize| (pending < self.limit).then_some(pending + 1);
         let pending = &self.shared.pending;
@@ -90,7 +90,7 @@ impl EmbeddingWorker {
         }
     }
 
-    /// Hands in a request. Its texts are left out as soon as nobody waits for the answer.
+    /// Submits a request. Dropping the receiver cancels it.
     pub(crate) fn submit(&self, place: Place, texts: Vec<Vec<u32>>) -> oneshot::Receiver<Answer> {
         let (answer, waiting) = oneshot::channel();
         let job = Job {
@@ -99,7 +99,7 @@ impl EmbeddingWorker {
             answer,
             _place: place,
         };
-        // The thread lives as long as this handle; a job that is not taken drops its sender, which its receiver sees.
+        // If the thread has ended, the dropped job closes its channel.
         let _ = self.jobs.send(job);
         waiting
     }
@@ -118,7 +118,7 @@ impl Steps for EmbeddingWorker {
     }
 
     fn is_failing(&self) -> bool {
-        lock(&self.shared.failed).is_some_and(|failed| failed.elapsed() < KNOWN)
+        lock(&self.shared.failed).is_some_and(|failed| failed.elapsed() < FAILURE_REPORTED)
     }
 }
 
@@ -139,9 +139,9 @@ fn run(mut embedder: Embedder, inbox: &Receiver<Job>, shared: &Shared) {
     }
 }
 
-/// Embeds some texts of all jobs, and answers those that are complete.
+/// Embeds some texts of all jobs, and answers complete jobs.
 fn step(embedder: &mut Embedder, jobs: &mut Vec<Job>, shared: &Shared) {
-    let chosen = choose(jobs.iter().map(|job| job.texts.len() - job.done.len()), TOGETHER);
+    let chosen = choose(jobs.iter().map(|job| job.texts.len() - job.done.len()), STEP_TEXTS);
     let mut texts = Vec::new();
     for (job, &count) in jobs.iter_mut().zip(&chosen) {
         let first = job.done.len();
@@ -149,7 +149,7 @@ fn step(embedder: &mut Embedder, jobs: &mut Vec<Job>, shared: &Shared) {
     }
     let tokens: usize = texts.iter().map(Vec::len).sum();
     let outcome = catch_unwind(AssertUnwindSafe(|| embedder.embed_tokens(&texts)));
-    let outcome = outcome.unwrap_or_else(|_| Err(Error::misuse("a step panicked; the log says where", "")));
+    let outcome = outcome.unwrap_or_else(|_| Err(Error::misuse("a step panicked; see the log", "")));
     match outcome {
         Ok(vectors) => {
             *lock(&shared.failed) = None;
@@ -160,7 +160,7 @@ fn step(embedder: &mut Embedder, jobs: &mut Vec<Job>, shared: &Shared) {
                 job.done.extend(vectors.by_ref().take(count));
             }
             for job in jobs.extract_if(.., |job| job.done.len() == job.texts.len()) {
-                // Whoever does not receive it has left.
+                // A closed channel means that the client has left.
                 let _ = job.answer.send(Ok(job.done));
             }
         }
@@ -174,7 +174,7 @@ fn step(embedder: &mut Embedder, jobs: &mut Vec<Job>, shared: &Shared) {
     }
 }
 
-/// How many of those that are left of each job are next, at most so many in all: one of each in turn.
+/// Distributes at most `most` texts over the jobs, one of each in turn; `left` are the remaining texts of each job.
 fn choose(left: impl Iterator<Item = usize>, most: usize) -> Vec<usize> {
     let left: Vec<usize> = left.collect();
     let mut chosen = vec![0; left.len()];

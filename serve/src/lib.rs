@@ -1,15 +1,17 @@
-//! A server for language models with the paths of OpenAI's API.
+//! A server for language models with OpenAI's API.
 //!
-//! [`Server::bind`] opens a model and a port, [`Server::run`] answers until it is told to end. One thread makes the steps of an
-//! [`Engine`]; requests wait for their tokens without one.
+//! [`Server::bind`] opens a model and a port, [`Server::run`] answers requests until it is stopped. One thread runs the steps
+//! of an [`Engine`]; requests wait for their tokens asynchronously.
 //!
-//! | Path | What it gives |
+//! | Path | Response |
 //! |---|---|
 //! | `POST /v1/chat/completions` | the next message of a conversation, by the model's chat template |
-//! | `POST /v1/completions` | what follows a text |
-//! | `POST /v1/embeddings` | vectors of texts, by an encoder of the BERT family, which has this path instead of the two above |
-//! | `GET /v1/models` | the model that is served |
-//! | `GET /health` | whether steps succeed; 503 if not |
+//! | `POST /v1/responses` | the same in the format of OpenAI's Responses API, without stored state |
+//! | `POST /v1/completions` | the continuation of a text, or log-probabilities of its tokens |
+//! | `POST /v1/embeddings` | vectors of texts; encoders of the BERT family have this path and the next instead of those above |
+//! | `POST /v1/rerank` | documents ordered by their similarity to a query |
+//! | `GET /v1/models` | the served model and its adapters |
+//! | `GET /health` | 200 if steps succeed, 503 if not |
 //! | `GET /metrics` | counts and times in the format of Prometheus |
 //! | `GET /` | a page to chat with the model |
 
@@ -17,8 +19,10 @@ mod api;
 mod connections;
 mod embeddings;
 mod grammar;
+mod half_closed;
 mod metrics;
 mod page;
+mod preparation;
 mod text;
 mod worker;
 
@@ -30,62 +34,83 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use meganeura_core::{Error, Result};
-use meganeura_llm::{ChatTemplate, Embedder, EmbedderOptions, EncoderConfig, Engine, EngineOptions, Tokenizer};
+use meganeura_llm::{
+    ChatTemplate, Embedder, EmbedderOptions, EncoderConfig, Engine, EngineOptions, SamplingDefaults, Tokenizer,
+};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 
 use api::{App, Bounds, EmbeddingApp, Site, Steps};
 use axum::Router;
 use embeddings::EmbeddingWorker;
-use grammar::Grammars;
+use grammar::{Grammars, MaskPool};
 use metrics::Metrics;
+use preparation::Preparation;
 use worker::Worker;
 
-/// Choices of a [`Server`].
+/// Options of a [`Server`].
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
     /// Folder of a checkpoint in Hugging Face's layout, or a GGUF file.
     pub model: PathBuf,
-    /// Name that requests give the model; that of the folder or file if `None`.
+    /// Name of the model in requests; the name of the folder or file if `None`.
     pub name: Option<String>,
-    /// Address to listen at.
+    /// Refuses requests that name another model with HTTP 404. Otherwise the model answers to any name.
+    pub strict_model: bool,
+    /// Adapters that requests select by the model `NAME:ADAPTER`: their names and folders.
+    pub adapters: Vec<(String, PathBuf)>,
+    /// Lets text of messages such as `<|im_end|>` become special tokens.
+    pub special_tokens_in_messages: bool,
+    /// Ignores the sampling values of `generation_config.json`.
+    pub ignore_generation_config: bool,
+    /// Address to listen on.
     pub address: IpAddr,
-    /// Port to listen at; 0 for any that is free.
+    /// Port to listen on; 0 for a free one.
     pub port: u16,
     /// Key that requests have to send.
     pub api_key: Option<String>,
-    /// Whether another address than the machine's own may be listened at without a key.
+    /// Allows an address that other machines reach without a key.
     pub no_auth: bool,
-    /// Sequences that may wait beside those that are computed; requests beyond get the status 429.
+    /// Maximum number of waiting sequences, of an encoder waiting requests; further ones get HTTP 429.
     pub queue: usize,
-    /// Longest time of a request.
+    /// Maximum time of a request.
     pub request_timeout: Duration,
-    /// Bytes of a body at most.
+    /// Maximum time for the head of a request, and for each part of its body; a whole body may take twice as long.
+    pub read_timeout: Duration,
+    /// Maximum number of bytes of a body.
     pub max_body_bytes: usize,
-    /// Connections at the same time at most; others wait to be accepted.
+    /// Maximum number of connections. A new one replaces the oldest connection that waits for bytes of its client.
     pub max_connections: usize,
-    /// How long requests may go on after the server was told to end.
+    /// Maximum number of connections of one address.
+    pub max_connections_per_address: usize,
+    /// Maximum time to complete running requests after the server is stopped.
     pub shutdown_timeout: Duration,
-    /// The engine of a model that generates text.
+    /// Options of the engine, for a model that generates text.
     pub engine: EngineOptions,
-    /// The encoder of a model that embeds texts.
+    /// Options of the encoder, for a model that embeds texts.
     pub embedder: EmbedderOptions,
 }
 
 impl ServerOptions {
-    /// The usual choices for a model: port 8080 of the machine's own address.
+    /// Default options for a model: port 8080 of the loopback address.
     pub fn new(model: impl Into<PathBuf>) -> Self {
         ServerOptions {
             model: model.into(),
             name: None,
+            strict_model: false,
+            adapters: Vec::new(),
+            special_tokens_in_messages: false,
+            ignore_generation_config: false,
             address: IpAddr::from([127, 0, 0, 1]),
             port: 8080,
             api_key: None,
             no_auth: false,
             queue: 256,
             request_timeout: Duration::from_secs(600),
+            read_timeout: Duration::from_secs(15),
             max_body_bytes: 1 << 20,
             max_connections: 256,
+            max_connections_per_address: usize::MAX,
             shutdown_timeout: Duration::from_secs(30),
             engine: EngineOptions::default(),
             embedder: EmbedderOptions::default(),
@@ -96,10 +121,10 @@ impl ServerOptions {
         if !self.address.is_loopback() && self.api_key.is_none() && !self.no_auth {
             return Err(Error::misuse(
                 format!(
-                    "the address {} is open to other machines, and no API key is set",
+                    "other machines can reach the address {}, and no API key is set",
                     self.address
                 ),
-                "set one with --api-key, or say with --no-auth that everybody may use the model",
+                "set a key with --api-key, or allow everybody to use the model with --no-auth",
             ));
         }
         if self
@@ -108,17 +133,37 @@ impl ServerOptions {
             .is_some_and(|key| key.is_empty() || !key.bytes().all(|b| b.is_ascii_graphic()))
         {
             return Err(Error::misuse(
-                "the API key is empty, or has other characters than printable ASCII without spaces",
+                "expected an API key of printable ASCII characters without spaces",
                 "use letters and digits",
             ));
         }
         if self.model_name().is_empty() {
             return Err(Error::misuse("the model has an empty name", "give another --name"));
         }
-        if self.max_connections == 0 || self.max_body_bytes == 0 {
+        for (number, (name, _)) in self.adapters.iter().enumerate() {
+            let is_used = self.adapters[..number].iter().any(|(other, _)| other == name);
+            if name.is_empty() || is_used {
+                return Err(Error::misuse(
+                    format!(
+                        "expected adapters with different names, found '{name}' {}",
+                        if is_used { "twice" } else { "" }
+                    ),
+                    "give each a name of its own, as in --lora NAME=DIR",
+                ));
+            }
+        }
+        let is_zero = |limit: usize| limit == 0;
+        if [
+            self.max_connections,
+            self.max_connections_per_address,
+            self.max_body_bytes,
+        ]
+        .into_iter()
+        .any(is_zero)
+        {
             return Err(Error::misuse(
-                "a server that takes no request",
-                "allow one connection and some bytes at least",
+                "expected limits of at least 1 for connections and bytes, found 0",
+                "allow at least one connection and some bytes",
             ));
         }
         Ok(())
@@ -133,17 +178,20 @@ impl ServerOptions {
     fn bounds(&self) -> Bounds {
         Bounds {
             body_bytes: self.max_body_bytes,
-            body_timeout: READ_TIMEOUT,
+            body_timeout: self.read_timeout * 2,
+            part_timeout: self.read_timeout,
         }
     }
 
-    /// What requests to all models share.
+    /// State that requests to all models share.
     fn site(&self, steps: Box<dyn Steps>, context: usize) -> Arc<Site> {
         Arc::new(Site {
             steps,
             metrics: Metrics::new(),
             model: self.model_name(),
             path: self.model.clone(),
+            strict_model: self.strict_model,
+            preparation: Preparation::new(self.queue.max(1)),
             local_only: self.address.is_loopback() && self.api_key.is_none() && !self.no_auth,
             started: api::now(),
             context,
@@ -152,21 +200,38 @@ impl ServerOptions {
         })
     }
 
-    /// A model that generates text.
+    /// Opens a model that generates text.
     fn open_engine(&self) -> Result<Opened> {
         let tokenizer = Arc::new(Tokenizer::open(&self.model)?);
-        let engine = Engine::open(&self.model, self.engine.clone())?;
+        let mut options = self.engine.clone();
+        options
+            .named_adapters
+            .extend(self.adapters.iter().map(|(_, folder)| folder.clone()));
+        let engine = Engine::open(&self.model, options)?;
         tokenizer.check(engine.config())?;
         let template = ChatTemplate::find(&self.model)?;
         let chats = template.is_some();
         let config = engine.config();
         let (vocab, stop) = (config.network.vocab, config.stop.clone());
+        let sampling = if self.ignore_generation_config {
+            SamplingDefaults::default()
+        } else {
+            config.sampling
+        };
         let (context, device) = (engine.context(), engine.device().to_owned());
         let limit = self.engine.sequences.saturating_add(self.queue);
         let (worker, steps) = Worker::start(engine, limit)?;
+        let masks = MaskPool::start(worker.waker())?;
         let app = App {
             site: self.site(Box::new(worker.clone()), context),
-            grammars: Grammars::new(tokenizer.clone(), vocab, &stop),
+            grammars: Grammars::new(tokenizer.clone(), vocab, &stop, masks),
+            sampling: sampling.sampling(),
+            adapters: self.adapters.iter().map(|(name, _)| name.clone()).collect(),
+            special_tokens: if self.special_tokens_in_messages {
+                Vec::new()
+            } else {
+                tokenizer.special_tokens()
+            },
             spelled: Default::default(),
             vocab,
             worker,
@@ -182,13 +247,17 @@ impl ServerOptions {
         })
     }
 
-    /// A model that embeds texts. Its steps are made ready now, so that no request has to wait for that.
+    /// Opens a model that embeds texts. Its plans are compiled now, so that no request waits for them.
     fn open_encoder(&self) -> Result<Opened> {
         let (usual, own) = (EngineOptions::default(), &self.engine);
-        if own.adapters.is_some() || own.weights.is_some() || own.cache_type != usual.cache_type {
+        if own.adapters.is_some()
+            || !self.adapters.is_empty()
+            || own.weights.is_some()
+            || own.cache_type != usual.cache_type
+        {
             return Err(Error::misuse(
-                "an encoder with adapters, or weights or caches stored in fewer bits",
-                "leave these options out: encoders have their own weights in f32, and no cache",
+                "encoders take no adapters, and no weights or caches in fewer bits",
+                "leave these options out: the weights of encoders are f32, and they have no cache",
             ));
         }
         let mut embedder = Embedder::open(&self.model, self.embedder.clone())?;
@@ -213,21 +282,17 @@ impl ServerOptions {
     }
 }
 
-/// How long the head of a request, and each part of a body, may take.
-const READ_TIMEOUT: Duration = Duration::from_secs(15);
-
-/// How long a client may leave what is sent to it unread.
+/// Maximum time without progress while a response is written.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
-/// Requests that are prepared at the same time, and bytes of a thread's stack.
-const PREPARING: usize = 4;
+/// Bytes of the stack of a thread of the runtime.
 const STACK: usize = 16 << 20;
 
-/// A server that listens already.
+/// A server that listens on its port.
 pub struct Server {
     runtime: Runtime,
     listener: TcpListener,
     router: Router,
-    /// The thread that makes steps.
+    /// The thread that runs steps.
     steps: JoinHandle<()>,
     options: ServerOptions,
     model: String,
@@ -236,12 +301,12 @@ pub struct Server {
     chats: bool,
 }
 
-/// A model that is open.
+/// An open model.
 struct Opened {
     router: Router,
     steps: JoinHandle<()>,
     device: String,
-    /// Whether it has a chat template.
+    /// Set if the model has a chat template.
     chats: bool,
 }
 
@@ -249,22 +314,22 @@ impl Server {
     /// Opens a model and a port.
     ///
     /// # Errors
-    /// An address that others can reach without a key; a port that is in use; what [`Engine::open`], [`Embedder::open`] and [`Tokenizer::open`] find.
+    /// An address that other machines can reach without a key; a port that is in use; errors of [`Engine::open`],
+    /// [`Embedder::open`] and [`Tokenizer::open`].
     pub fn bind(options: ServerOptions) -> Result<Self> {
         options.check()?;
-        // Requests are prepared on few threads, with room for what parsers of templates and grammars need.
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
-            .max_blocking_threads(PREPARING)
+            .max_blocking_threads(Preparation::threads())
             .thread_stack_size(STACK)
             .enable_all()
             .build();
         let runtime = runtime.map_err(|e| Error::misuse(format!("the server's threads cannot be started: {e}"), ""))?;
-        // The port first: a model takes a while.
+        // The port first: opening a model takes longer.
         let address = SocketAddr::new(options.address, options.port);
         let listener = runtime.block_on(TcpListener::bind(address)).map_err(|e| {
-            let remedy = "end the program that listens there, or choose another port with --port (0 for any)";
-            Error::misuse(format!("cannot listen at {address}: {e}"), remedy)
+            let remedy = "end the program that listens there, or choose another port with --port (0 for a free one)";
+            Error::misuse(format!("cannot listen on {address}: {e}"), remedy)
         })?;
         let embeds = EncoderConfig::is_one(&options.model);
         let Opened {
@@ -272,9 +337,10 @@ impl Server {
             steps,
             device,
             chats,
-        } = match embeds {
-            true => options.open_encoder()?,
-            false => options.open_engine()?,
+        } = if embeds {
+            options.open_encoder()?
+        } else {
+            options.open_engine()?
         };
         Ok(Server {
             runtime,
@@ -289,10 +355,10 @@ impl Server {
         })
     }
 
-    /// Where it listens.
+    /// The address that the server listens on.
     ///
     /// # Errors
-    /// What the operating system says.
+    /// Those of the operating system.
     pub fn address(&self) -> Result<SocketAddr> {
         let address = self.listener.local_addr();
         address.map_err(|e| Error::misuse(format!("the server's address is unknown: {e}"), ""))
@@ -303,12 +369,12 @@ impl Server {
         &self.model
     }
 
-    /// Whether the model embeds texts, and generates none.
+    /// Returns true for a model that embeds texts instead of generating them.
     pub fn embeds(&self) -> bool {
         self.embeds
     }
 
-    /// Whether the model has a chat template, without which there are completions only.
+    /// Returns true if the model has a chat template. Without one, the server has only completions.
     pub fn chats(&self) -> bool {
         self.chats
     }
@@ -318,54 +384,65 @@ impl Server {
         &self.device
     }
 
-    /// Answers until `stop` is done. Then no connection is accepted any more, and requests have
+    /// Answers requests until `stop` is done. Then the server accepts no connection any more, and requests have
     /// [`shutdown_timeout`](ServerOptions::shutdown_timeout) to be completed.
     ///
     /// # Errors
     /// Requests that were not completed in that time.
     pub fn run(self, stop: impl Future<Output = ()>) -> Result<()> {
+        self.run_or_kill(stop, std::future::pending())
+    }
+
+    /// [`Server::run`], which drops the remaining requests when `kill` is done.
+    fn run_or_kill(self, stop: impl Future<Output = ()>, kill: impl Future<Output = ()>) -> Result<()> {
         let limits = connections::Limits {
             connections: self.options.max_connections,
-            head_timeout: READ_TIMEOUT,
+            connections_per_address: self.options.max_connections_per_address,
+            head_timeout: self.options.read_timeout,
             write_timeout: WRITE_TIMEOUT,
             shutdown_timeout: self.options.shutdown_timeout,
         };
         let all_done = self
             .runtime
-            .block_on(connections::serve(self.listener, self.router, limits, stop));
-        // Tasks of connections that are left are dropped, and with them the last handles of the engine.
+            .block_on(connections::serve(self.listener, self.router, limits, stop, kill));
+        // The runtime drops the tasks of connections, and with them the last handles of the engine.
         self.runtime.shutdown_timeout(Duration::from_secs(1));
         if self.steps.join().is_err() {
-            return Err(Error::misuse("the model's thread panicked; the log says where", ""));
+            return Err(Error::misuse("the model's thread panicked; see the log", ""));
         }
-        match all_done {
-            true => Ok(()),
-            false => Err(Error::misuse(
+        if all_done {
+            Ok(())
+        } else {
+            Err(Error::misuse(
                 format!(
-                    "requests were not completed within {} s",
+                    "requests were not completed: the shutdown ended after at most {} s, or by a second signal",
                     self.options.shutdown_timeout.as_secs()
                 ),
-                "give them more time with --shutdown-timeout",
-            )),
+                "set a longer time with --shutdown-timeout",
+            ))
         }
     }
 
-    /// [`Server::run`] until the process gets SIGINT (Ctrl-C) or SIGTERM.
+    /// [`Server::run`] until the process gets SIGINT (Ctrl-C) or SIGTERM. A second signal ends the shutdown at once.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`Server::run`].
     pub fn run_until_signal(self) -> Result<()> {
-        let stop = connections::signal();
-        self.run(stop)
+        let first = connections::signal();
+        let second = async {
+            connections::signal().await;
+        };
+        self.run_or_kill(first, second)
     }
 }
 
 /// The name of a folder or file without its ending.
 fn name_of(model: &Path) -> String {
     let whole = model.canonicalize().unwrap_or_else(|_| model.to_owned());
-    let name = match whole.extension().is_some_and(|e| e == "gguf") {
-        true => whole.file_stem(),
-        false => whole.file_name(),
+    let name = if whole.extension().is_some_and(|e| e == "gguf") {
+        whole.file_stem()
+    } else {
+        whole.file_name()
     };
     name.map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned())
 }

@@ -1,4 +1,4 @@
-//! The thread that makes the steps of an engine, and how requests reach it.
+//! The thread that runs the steps of an engine, and the channel on which requests reach it.
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,16 +14,23 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use crate::api::Steps;
 
-/// A sequence that somebody waits for.
+/// Message to the thread.
+enum Message {
+    Job(Box<Job>),
+    /// A constraint is ready.
+    Wake,
+}
+
+/// A sequence of a request.
 pub(crate) struct Job {
     pub(crate) request: SequenceRequest,
-    /// Its number among those of one request.
+    /// Its index among the sequences of the request.
     pub(crate) choice: usize,
-    /// Where its tokens go. It ends when nobody receives them.
+    /// Receives its tokens. The sequence ends when the receiver is dropped.
     pub(crate) updates: UnboundedSender<Update>,
-    /// Whether it is to end though others of the request go on.
+    /// Ends this sequence of the request.
     pub(crate) cancelled: Arc<AtomicBool>,
-    /// Whether a grammar decides what may come next.
+    /// Set if a grammar constrains the sequence.
     pub(crate) has_constraint: bool,
 }
 
@@ -33,16 +40,21 @@ impl Job {
     }
 }
 
-/// What became of a choice.
+/// Progress of a choice.
 #[derive(Debug)]
 pub(crate) struct Update {
     pub(crate) choice: usize,
-    pub(crate) what: What,
+    pub(crate) progress: Progress,
 }
 
 /// See [`Update`].
 #[derive(Debug)]
-pub(crate) enum What {
+pub(crate) enum Progress {
+    /// The prompt is computed; see [`Event::Prompt`].
+    Prompt {
+        cached: usize,
+        scored: Vec<Chosen>,
+    },
     Token(Chosen),
     Finished(Finish),
     /// The request itself was wrong, or the device failed.
@@ -52,35 +64,35 @@ pub(crate) enum What {
     },
 }
 
-/// What the thread says of itself.
+/// State that the thread reports.
 #[derive(Debug, Default)]
 struct Shared {
-    /// Sequences that are computed or wait.
+    /// Sequences that run or wait.
     pending: AtomicUsize,
     counts: Mutex<EngineCounts>,
-    /// When a step failed, if none succeeded after it.
+    /// Time of the last failed step, if none succeeded after it.
     failed: Mutex<Option<Instant>>,
 }
 
-/// Where jobs are handed in. The thread ends when all of these are gone, and the jobs with them.
+/// Handle of the thread. The thread ends when all handles and jobs are dropped.
 #[derive(Clone)]
 pub(crate) struct Worker {
-    jobs: Sender<Job>,
+    messages: Arc<Sender<Message>>,
     shared: Arc<Shared>,
     limit: usize,
 }
 
-/// There are as many jobs as may wait.
+/// Error: the queue is full.
 #[derive(Debug)]
 pub(crate) struct Busy;
 
 impl Worker {
-    /// Starts the thread. At most `limit` sequences are computed or wait.
+    /// Starts the thread. At most `limit` sequences run or wait.
     ///
     /// # Errors
     /// A thread that cannot be started.
     pub(crate) fn start(engine: Engine, limit: usize) -> Result<(Self, JoinHandle<()>)> {
-        let (jobs, inbox) = channel();
+        let (messages, inbox) = channel();
         let shared = Arc::new(Shared::default());
         *lock(&shared.counts) = engine.counts();
         let of_thread = shared.clone();
@@ -88,13 +100,28 @@ impl Worker {
             .name("engine".into())
             .spawn(move || run(engine, &inbox, &of_thread))
             .map_err(|e| Error::misuse(format!("the engine's thread cannot be started: {e}"), ""))?;
-        Ok((Worker { jobs, shared, limit }, thread))
+        let worker = Worker {
+            messages: Arc::new(messages),
+            shared,
+            limit,
+        };
+        Ok((worker, thread))
     }
 
-    /// Places for the sequences of one request, before anything is done for them.
+    /// Returns a function that wakes the thread when a constraint is ready. It does not keep the thread alive.
+    pub(crate) fn waker(&self) -> impl Fn() + Send + Sync + 'static {
+        let messages = Arc::downgrade(&self.messages);
+        move || {
+            if let Some(messages) = messages.upgrade() {
+                let _ = messages.send(Message::Wake);
+            }
+        }
+    }
+
+    /// Reserves slots for the sequences of one request.
     ///
     /// # Errors
-    /// [`Busy`] if not all of them may wait.
+    /// [`Busy`] if not all of them fit.
     pub(crate) fn reserve(&self, count: usize) -> std::result::Result<Places, Busy> {
         let fits = |pending: usize| pending.checked_add(count).filter(|&all| all <= self.limit);
         let pending = &self.shared.pending;
@@ -107,12 +134,12 @@ impl Worker {
         }
     }
 
-    /// Sequences that may be computed or wait at a time.
+    /// Maximum number of sequences that run or wait.
     pub(crate) fn limit(&self) -> usize {
         self.limit
     }
 
-    /// Sequences that are computed or wait.
+    /// Number of sequences that run or wait.
     pub(crate) fn pending(&self) -> usize {
         self.shared.pending.load(Ordering::Relaxed)
     }
@@ -123,25 +150,25 @@ impl Steps for Worker {
         *lock(&self.shared.counts)
     }
 
-    // Later nothing is known until the next request.
+    // After that time nothing is known until the next request.
     fn is_failing(&self) -> bool {
         const KNOWN: Duration = Duration::from_secs(30);
         lock(&self.shared.failed).is_some_and(|failed| failed.elapsed() < KNOWN)
     }
 }
 
-/// Places for sequences. Those that are not used are free again.
+/// Reserved slots. Unused slots are freed on drop.
 pub(crate) struct Places {
     worker: Worker,
     left: usize,
 }
 
 impl Places {
-    /// Hands in a sequence.
+    /// Submits a sequence.
     pub(crate) fn submit(&mut self, job: Job) {
         debug_assert!(self.left > 0);
-        // The thread lives as long as this handle; a job that is not taken drops its sender, which its receiver sees.
-        if self.worker.jobs.send(job).is_ok() {
+        // If the thread has ended, the dropped job closes its channel of updates.
+        if self.worker.messages.send(Message::Job(Box::new(job))).is_ok() {
             self.left -= 1;
         }
     }
@@ -157,14 +184,17 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// An engine with those who wait for its sequences.
+/// An engine and the jobs of its sequences.
 struct Work<'a> {
     engine: Engine,
     jobs: HashMap<SequenceId, Job>,
     shared: &'a Shared,
 }
 
-fn run(engine: Engine, inbox: &Receiver<Job>, shared: &Shared) {
+/// Maximum time that the idle thread waits for constraints or new jobs. Disconnects are noticed after that time.
+const IDLE_WAIT: Duration = Duration::from_millis(20);
+
+fn run(engine: Engine, inbox: &Receiver<Message>, shared: &Shared) {
     let mut work = Work {
         engine,
         jobs: HashMap::new(),
@@ -172,21 +202,34 @@ fn run(engine: Engine, inbox: &Receiver<Job>, shared: &Shared) {
     };
     loop {
         if work.engine.is_idle() {
-            let Ok(job) = inbox.recv() else { return };
-            work.start(job);
+            match inbox.recv() {
+                Ok(message) => work.take(message),
+                Err(_) => return,
+            }
+        } else if work.engine.waits_for_constraints()
+            && let Ok(message) = inbox.recv_timeout(IDLE_WAIT)
+        {
+            work.take(message);
         }
-        while let Ok(job) = inbox.try_recv() {
-            work.start(job);
+        while let Ok(message) = inbox.try_recv() {
+            work.take(message);
         }
-        work.end_those_left();
+        work.cancel_abandoned();
         work.step();
         *lock(&shared.counts) = work.engine.counts();
     }
 }
 
 impl Work<'_> {
+    fn take(&mut self, message: Message) {
+        match message {
+            Message::Job(job) => self.start(*job),
+            Message::Wake => {}
+        }
+    }
+
     fn start(&mut self, mut job: Job) {
-        let request = std::mem::replace(&mut job.request, empty());
+        let request = std::mem::replace(&mut job.request, SequenceRequest::new(Vec::new(), 0));
         match self.engine.submit(request) {
             Ok(id) => {
                 self.jobs.insert(id, job);
@@ -197,19 +240,20 @@ impl Work<'_> {
 
     fn fail(&self, job: &Job, error: &Error, by_request: bool) {
         let message = error.to_string();
-        self.tell(job, What::Failed { message, by_request });
+        self.report(job, Progress::Failed { message, by_request });
         self.shared.pending.fetch_sub(1, Ordering::Relaxed);
     }
 
-    fn tell(&self, job: &Job, what: What) {
-        // Whoever does not receive it has left, which is looked at before the next step.
+    fn report(&self, job: &Job, progress: Progress) {
+        // A closed channel is noticed before the next step.
         let _ = job.updates.send(Update {
             choice: job.choice,
-            what,
+            progress,
         });
     }
 
-    fn end_those_left(&mut self) {
+    /// Ends the sequences of clients that have left.
+    fn cancel_abandoned(&mut self) {
         let left: Vec<SequenceId> = self
             .jobs
             .iter()
@@ -233,7 +277,7 @@ impl Work<'_> {
         let outcome = catch_unwind(AssertUnwindSafe(|| engine.step()));
         let outcome = outcome.unwrap_or_else(|_| Err(Error::misuse("a step panicked; the log says where", "")));
         match outcome {
-            // Steps of no rows say nothing.
+            // A step without events proves nothing.
             Ok(events) if events.is_empty() => {}
             Ok(events) => {
                 *lock(&self.shared.failed) = None;
@@ -252,34 +296,27 @@ impl Work<'_> {
 
     fn pass_on(&mut self, event: Event) {
         match event {
+            Event::Prompt(id, cached, scored) => {
+                if let Some(job) = self.jobs.get(&id) {
+                    self.report(job, Progress::Prompt { cached, scored });
+                }
+            }
             Event::Token(id, chosen) => {
                 if let Some(job) = self.jobs.get(&id) {
-                    self.tell(job, What::Token(chosen));
+                    self.report(job, Progress::Token(chosen));
                 }
             }
             Event::Finished(id, finish) => {
                 if let Some(job) = self.remove(id) {
-                    self.tell(&job, What::Finished(finish));
+                    self.report(&job, Progress::Finished(finish));
                 }
             }
             Event::Failed(id, error) => {
                 if let Some(job) = self.jobs.remove(&id) {
-                    // Whoever asks for a grammar that cannot be followed would ask again in vain.
+                    // A grammar that cannot be followed is an error of the request.
                     self.fail(&job, &error, job.has_constraint);
                 }
             }
         }
-    }
-}
-
-/// Stands where a request was taken.
-fn empty() -> SequenceRequest {
-    SequenceRequest {
-        prompt: Vec::new(),
-        max_tokens: 0,
-        sampling: meganeura_llm::Sampling::default(),
-        stop: Vec::new(),
-        top_logprobs: None,
-        constraint: None,
     }
 }

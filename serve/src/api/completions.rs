@@ -8,17 +8,16 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::error::ApiError;
-use super::generation::{Generation, Piece, Usage};
-use super::request::{Common, check_model, parse};
+use super::generation::{Piece, Usage};
+use super::request::{Common, TextOptions, parse};
 use super::stream::{self, Format, Logprobs};
-use super::{App, JsonBody, now, off_thread};
+use super::{App, JsonBody, now};
 
 #[derive(Deserialize)]
 struct Body {
     prompt: Prompt,
     logprobs: Option<usize>,
     echo: Option<bool>,
-    suffix: Option<String>,
     best_of: Option<usize>,
     return_token_ids: Option<bool>,
     #[serde(flatten)]
@@ -41,74 +40,106 @@ enum OneOrMoreTokens {
     Tokens(Vec<u32>),
 }
 
-/// Prompts of a request at most.
+/// Maximum number of prompts of a request.
 const MAX_PROMPTS: usize = 256;
 
 impl Prompt {
     fn list(self) -> Vec<OneOrMoreTokens> {
         match self {
             Prompt::Text(text) => vec![OneOrMoreTokens::Text(text)],
+            Prompt::Tokens(tokens) if tokens.is_empty() => Vec::new(),
             Prompt::Tokens(tokens) => vec![OneOrMoreTokens::Tokens(tokens)],
             Prompt::Several(several) => several,
         }
     }
 }
 
+/// A prepared request.
+struct Prepared {
+    prompts: Vec<Vec<u32>>,
+    /// Texts of the prompts, to be repeated before the generated ones; empty if they are not.
+    echoed: Vec<String>,
+    options: TextOptions,
+    has_token_ids: bool,
+}
+
 pub(crate) async fn handle(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Result<Response, ApiError> {
+    let deadline = app.site.deadline();
     let of_request = app.clone();
-    let (generation, choices, wanted, token_ids) = off_thread(move || {
-        let body: Body = parse(&body, "prompt")?;
-        check_model(body.common.model.as_deref(), &of_request.site.model)?;
-        let unsupported = [
-            (body.echo == Some(true), "echo"),
-            (body.suffix.is_some_and(|s| !s.is_empty()), "suffix"),
-            (body.best_of.is_some_and(|n| n > 1), "best_of"),
-        ];
-        if let Some((_, field)) = unsupported.into_iter().find(|(is_set, _)| *is_set) {
-            return Err(ApiError::field(
-                field,
-                format!("{field} is not supported; leave it out"),
-            ));
-        }
-        let prompts = body.prompt.list();
-        if prompts.is_empty() || prompts.len() > MAX_PROMPTS {
-            let message = format!(
-                "there are {} prompts, and have to be from 1 to {MAX_PROMPTS}",
-                prompts.len()
-            );
-            return Err(ApiError::field("prompt", message));
-        }
-        let tokens = |prompt| match prompt {
-            OneOrMoreTokens::Tokens(tokens) => Ok(tokens),
-            OneOrMoreTokens::Text(text) => of_request.tokenizer.encode(&text).map_err(|e| ApiError::of_request(&e)),
-        };
-        let prompts: Vec<Vec<u32>> = prompts.into_iter().map(tokens).collect::<Result<_, _>>()?;
-        if prompts.iter().any(Vec::is_empty) {
-            return Err(ApiError::field("prompt", "the prompt has no tokens"));
-        }
-        let vocab = of_request.vocab;
-        if let Some(token) = prompts.iter().flatten().find(|&&token| token as usize >= vocab) {
-            let message = format!("token {token} is not in the model's vocabulary of {vocab}");
-            return Err(ApiError::field("prompt", message));
-        }
-        let wanted = body.common.wanted(body.logprobs, "logprobs")?;
-        let choices = prompts.len() * wanted.count;
-        let token_ids = body.return_token_ids == Some(true);
-        let generation = Generation::start(of_request, prompts, &wanted, true)?;
-        Ok((generation, choices, wanted, token_ids))
-    })
-    .await?;
+    let prepared = app.site.prepare(deadline, move || prepare(&of_request, &body)).await?;
+    let Prepared {
+        prompts,
+        echoed,
+        options,
+        has_token_ids,
+    } = prepared;
+    let (stream, include_usage, per_prompt) = (options.stream, options.include_usage, options.count);
+    let choices = prompts.len() * per_prompt;
+    let first_tokens = prompts.iter().map(|prompt| prompt[0]).collect();
+    let generation = app.clone().generate(prompts, options, true, deadline).await?;
     let format = Completions {
         id: super::chat::id("cmpl"),
         created: now(),
         app,
         logprobs: (0..choices).map(|_| Logprobs::default()).collect(),
-        token_ids: token_ids.then(|| vec![Vec::new(); choices]),
+        token_ids: has_token_ids.then(|| vec![Vec::new(); choices]),
+        echoed,
+        first_tokens,
+        per_prompt,
     };
-    match wanted.stream {
-        true => Ok(stream::events(generation, choices, wanted.include_usage, format)),
-        false => stream::whole(generation, choices, format).await,
+    if stream {
+        Ok(stream::events(generation, choices, include_usage, format))
+    } else {
+        stream::whole(generation, choices, format).await
     }
+}
+
+fn prepare(app: &App, body: &[u8]) -> Result<Prepared, ApiError> {
+    let body: Body = parse(body, "prompt")?;
+    let echo = body.echo.unwrap_or(false);
+    let mut options = body.common.options(app, body.logprobs, "logprobs", echo)?;
+    if let Some(best_of) = body.best_of.filter(|&best_of| best_of != options.count) {
+        let message = format!(
+            "best_of is supported only as n, which is {}, found {best_of}",
+            options.count
+        );
+        return Err(ApiError::field("best_of", message));
+    }
+    if echo {
+        options.prompt_logprobs = options.top_logprobs.or((options.max_tokens == Some(0)).then_some(0));
+    }
+    let prompts = body.prompt.list();
+    if prompts.is_empty() || prompts.len() > MAX_PROMPTS {
+        let message = format!("expected 1 to {MAX_PROMPTS} prompts, found {}", prompts.len());
+        return Err(ApiError::field("prompt", message));
+    }
+    let tokens = |prompt| match prompt {
+        OneOrMoreTokens::Tokens(tokens) => Ok(tokens),
+        OneOrMoreTokens::Text(text) => {
+            app.check_length(&text)?;
+            app.tokenizer.encode(&text).map_err(|e| ApiError::of_request(&e))
+        }
+    };
+    let prompts: Vec<Vec<u32>> = prompts.into_iter().map(tokens).collect::<Result<_, _>>()?;
+    if prompts.iter().any(Vec::is_empty) {
+        return Err(ApiError::field("prompt", "the prompt has no tokens"));
+    }
+    let vocab = app.vocab;
+    if let Some(token) = prompts.iter().flatten().find(|&&token| token as usize >= vocab) {
+        let message = format!("expected token ids below {vocab}, found {token}");
+        return Err(ApiError::field("prompt", message));
+    }
+    let echoed = prompts
+        .iter()
+        .filter(|_| echo)
+        .map(|prompt| app.tokenizer.decode(prompt));
+    let echoed = echoed.collect::<meganeura_core::Result<_>>();
+    Ok(Prepared {
+        echoed: echoed.map_err(|e| ApiError::of_request(&e))?,
+        prompts,
+        options,
+        has_token_ids: body.return_token_ids == Some(true),
+    })
 }
 
 struct Completions {
@@ -116,13 +147,23 @@ struct Completions {
     created: u64,
     app: Arc<App>,
     logprobs: Vec<Logprobs>,
-    /// Tokens of each choice that are still to be sent, if they are asked for.
+    /// Tokens of each choice to send, if they are asked for.
     token_ids: Option<Vec<Vec<u32>>>,
+    /// Texts of the prompts to repeat, and their first tokens.
+    echoed: Vec<String>,
+    first_tokens: Vec<u32>,
+    /// Choices of each prompt.
+    per_prompt: usize,
 }
 
 impl Completions {
-    /// Notes the token of a piece.
+    /// Adds the tokens of a piece.
     fn push(&mut self, piece: &Piece) {
+        if !piece.scored.is_empty() {
+            let logprobs = &mut self.logprobs[piece.choice];
+            logprobs.push_first(&self.app, self.first_tokens[piece.choice / self.per_prompt]);
+            piece.scored.iter().for_each(|chosen| logprobs.push(&self.app, chosen));
+        }
         if let Some(chosen) = &piece.chosen {
             self.logprobs[piece.choice].push(&self.app, chosen);
             if let Some(token_ids) = &mut self.token_ids {
@@ -131,7 +172,7 @@ impl Completions {
         }
     }
 
-    /// A choice with what was noted of it.
+    /// A choice with the tokens that were added.
     fn choice(&mut self, index: usize, text: &str, finish: Option<&str>) -> Value {
         let mut choice = json!({
             "index": index,
@@ -157,13 +198,19 @@ impl Completions {
 }
 
 impl Format for Completions {
-    fn begin(&mut self, _: usize) -> Vec<Value> {
-        Vec::new()
+    fn begin(&mut self, choices: usize) -> Vec<Value> {
+        let echo = |choice: usize| Some((choice, self.echoed.get(choice / self.per_prompt)?.clone()));
+        let echoed: Vec<(usize, String)> = (0..choices).filter_map(echo).collect();
+        let events = echoed.into_iter().map(|(choice, text)| {
+            let choice = self.choice(choice, &text, None);
+            self.with(vec![choice])
+        });
+        events.collect()
     }
 
     fn piece(&mut self, piece: Piece) -> Vec<Value> {
         self.push(&piece);
-        let has_tokens = self.token_ids.is_some() && piece.chosen.is_some();
+        let has_tokens = (self.token_ids.is_some() && piece.chosen.is_some()) || !piece.scored.is_empty();
         if piece.text.is_empty() && piece.finish.is_none() && !has_tokens {
             return Vec::new();
         }
@@ -178,7 +225,8 @@ impl Format for Completions {
     }
 
     fn whole(&mut self, pieces: Vec<Piece>, choices: usize, usage: Usage) -> Value {
-        let mut texts = vec![(String::new(), None); choices];
+        let echoed = |choice: usize| self.echoed.get(choice / self.per_prompt).cloned().unwrap_or_default();
+        let mut texts: Vec<(String, Option<&str>)> = (0..choices).map(|choice| (echoed(choice), None)).collect();
         for piece in pieces {
             self.push(&piece);
             let (text, finish) = &mut texts[piece.choice];

@@ -1,7 +1,6 @@
 //! `/v1/embeddings`.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use axum::Json;
 use axum::extract::State;
@@ -11,27 +10,28 @@ use base64::engine::general_purpose::STANDARD;
 use meganeura_llm::TextEncoder;
 use serde::Deserialize;
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
-use super::error::ApiError;
-use super::request::{OneOrMore, check_model, parse};
-use super::{JsonBody, Site, off_thread};
+use super::error::{ApiError, quoted};
+use super::request::{OneOrMore, check_name, parse};
+use super::{JsonBody, Site, fields};
 use crate::embeddings::EmbeddingWorker;
 
-/// What requests for embeddings share.
+/// State that requests for embeddings share.
 pub(crate) struct EmbeddingApp {
     pub(crate) site: Arc<Site>,
     pub(crate) worker: EmbeddingWorker,
     pub(crate) encoder: TextEncoder,
-    /// Numbers of an embedding.
+    /// Length of an embedding.
     pub(crate) dim: usize,
-    /// Tokens that there are.
+    /// Number of tokens of the vocabulary.
     pub(crate) vocab: usize,
     /// Whether embeddings have the length 1.
     pub(crate) normalized: bool,
 }
 
-/// Texts of a request at most, as OpenAI has it.
-const MAX_TEXTS: usize = 2048;
+/// Maximum number of texts of a request, as in OpenAI's API.
+pub(crate) const MAX_TEXTS: usize = 2048;
 
 #[derive(Deserialize)]
 struct Body {
@@ -39,6 +39,8 @@ struct Body {
     model: Option<String>,
     encoding_format: Option<String>,
     dimensions: Option<usize>,
+    #[serde(flatten)]
+    others: serde_json::Map<String, Value>,
 }
 
 /// Text or tokens, one or several.
@@ -50,10 +52,10 @@ enum Input {
     SeveralTokens(Vec<Vec<u32>>),
 }
 
-/// How vectors are written.
+/// Format of vectors.
 #[derive(Clone, Copy)]
 struct Form {
-    /// The first so many numbers.
+    /// Number of leading components.
     dimensions: usize,
     base64: bool,
 }
@@ -62,34 +64,11 @@ pub(crate) async fn handle(
     State(app): State<Arc<EmbeddingApp>>,
     JsonBody(body): JsonBody,
 ) -> Result<Json<Value>, ApiError> {
-    let started = Instant::now();
-    let place = app.worker.reserve().map_err(|_| {
-        app.site.metrics.refused.inc();
-        ApiError::new(
-            StatusCode::TOO_MANY_REQUESTS,
-            "there is no room in the queue; try again later",
-        )
-        .code("queue_full")
-    })?;
+    let deadline = app.site.deadline();
     let of_request = app.clone();
-    let (texts, form) = off_thread(move || prepare(&of_request, &body)).await?;
+    let (texts, form) = app.site.prepare(deadline, move || prepare(&of_request, &body)).await?;
     let tokens: usize = texts.iter().map(Vec::len).sum();
-    app.site.metrics.prompt_tokens.inc_by(tokens as u64);
-    let limit = app.site.request_timeout;
-    let answer = tokio::time::timeout(limit.saturating_sub(started.elapsed()), app.worker.submit(place, texts)).await;
-    let vectors = match answer {
-        Ok(Ok(Ok(vectors))) => vectors,
-        Ok(Ok(Err(message))) => return Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, message)),
-        Ok(Err(_)) => return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "the server is ending")),
-        Err(_) => {
-            let message = format!("the request took longer than {} s", limit.as_secs());
-            return Err(ApiError::new(StatusCode::GATEWAY_TIMEOUT, message));
-        }
-    };
-    app.site
-        .metrics
-        .request_seconds
-        .observe(started.elapsed().as_secs_f64());
+    let vectors = app.embed(texts, deadline).await?;
     let data: Vec<Value> = vectors
         .iter()
         .enumerate()
@@ -103,21 +82,24 @@ pub(crate) async fn handle(
     })))
 }
 
-/// The tokens of a request's texts, and how their vectors are written.
+/// The tokens of a request's texts, and the format of their vectors.
 fn prepare(app: &EmbeddingApp, body: &[u8]) -> Result<(Vec<Vec<u32>>, Form), ApiError> {
     let body: Body = parse(body, "input")?;
-    check_model(body.model.as_deref(), &app.site.model)?;
+    fields::check(&body.others)?;
+    if let Some(model) = &body.model {
+        check_name(model, &app.site.model, app.site.strict_model)?;
+    }
     let base64 = match body.encoding_format.as_deref() {
         None | Some("float") => false,
         Some("base64") => true,
         Some(other) => {
-            let message = format!("there is no format '{other}'; use float or base64");
+            let message = format!("expected the format float or base64, found {}", quoted(other));
             return Err(ApiError::field("encoding_format", message));
         }
     };
     let dimensions = body.dimensions.unwrap_or(app.dim);
     if dimensions == 0 || dimensions > app.dim {
-        let message = format!("dimensions is {dimensions}, and has to be from 1 to {}", app.dim);
+        let message = format!("expected dimensions from 1 to {}, found {dimensions}", app.dim);
         return Err(ApiError::field("dimensions", message));
     }
     let wrong = |message: String| ApiError::field("input", message);
@@ -134,14 +116,10 @@ fn prepare(app: &EmbeddingApp, body: &[u8]) -> Result<(Vec<Vec<u32>>, Form), Api
         Input::SeveralTokens(several) => several,
     };
     check_count(texts.len())?;
-    let most = app.site.context;
     for tokens in &texts {
-        if tokens.is_empty() || tokens.len() > most {
-            let message = format!("a text has {} tokens, and may have from 1 to {most}", tokens.len());
-            return Err(wrong(message));
-        }
+        app.check_text(tokens).map_err(wrong)?;
         if let Some(token) = tokens.iter().find(|&&token| token as usize >= app.vocab) {
-            let message = format!("token {token} is not in the model's vocabulary of {}", app.vocab);
+            let message = format!("expected token ids below {}, found {token}", app.vocab);
             return Err(wrong(message));
         }
     }
@@ -149,17 +127,47 @@ fn prepare(app: &EmbeddingApp, body: &[u8]) -> Result<(Vec<Vec<u32>>, Form), Api
 }
 
 fn check_count(texts: usize) -> Result<(), ApiError> {
-    match (1..=MAX_TEXTS).contains(&texts) {
-        true => Ok(()),
-        false => {
-            let message = format!("there are {texts} texts, and have to be from 1 to {MAX_TEXTS}");
-            Err(ApiError::field("input", message))
-        }
+    if (1..=MAX_TEXTS).contains(&texts) {
+        Ok(())
+    } else {
+        let message = format!("expected 1 to {MAX_TEXTS} texts, found {texts}");
+        Err(ApiError::field("input", message))
     }
 }
 
 impl EmbeddingApp {
-    /// A vector in the form that was asked for. Fewer numbers than there are get the length of all of them again.
+    /// Checks the number of tokens of a text.
+    pub(crate) fn check_text(&self, tokens: &[u32]) -> Result<(), String> {
+        let most = self.site.context;
+        if (1..=most).contains(&tokens.len()) {
+            Ok(())
+        } else {
+            Err(format!("expected texts of 1 to {most} tokens, found {}", tokens.len()))
+        }
+    }
+
+    /// Embeds texts.
+    pub(crate) async fn embed(&self, texts: Vec<Vec<u32>>, deadline: Instant) -> Result<Vec<Vec<f32>>, ApiError> {
+        let started = Instant::now();
+        let place = self.worker.reserve().map_err(|_| {
+            self.site.metrics.refused.inc();
+            ApiError::queue_full("the queue has no room; try again later")
+        })?;
+        let tokens: usize = texts.iter().map(Vec::len).sum();
+        self.site.metrics.prompt_tokens.inc_by(tokens as u64);
+        let answer = tokio::time::timeout_at(deadline, self.worker.submit(place, texts)).await;
+        let vectors = match answer {
+            Ok(Ok(Ok(vectors))) => vectors,
+            Ok(Ok(Err(message))) => return Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, message)),
+            Ok(Err(_)) => return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "the server is ending")),
+            Err(_) => return Err(ApiError::timeout(self.site.request_timeout)),
+        };
+        let elapsed = started.elapsed().as_secs_f64();
+        self.site.metrics.request_seconds.observe(elapsed);
+        Ok(vectors)
+    }
+
+    /// A vector in the requested format. Truncated ones are normalized again if the model normalizes.
     fn written(&self, vector: &[f32], form: Form) -> Value {
         let mut numbers = vector[..form.dimensions].to_vec();
         if self.normalized && form.dimensions < vector.len() {
@@ -168,12 +176,11 @@ impl EmbeddingApp {
                 numbers.iter_mut().for_each(|x| *x /= length);
             }
         }
-        match form.base64 {
-            true => {
-                let bytes: Vec<u8> = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
-                Value::from(STANDARD.encode(bytes))
-            }
-            false => json!(numbers),
+        if form.base64 {
+            let bytes: Vec<u8> = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
+            Value::from(STANDARD.encode(bytes))
+        } else {
+            json!(numbers)
         }
     }
 }

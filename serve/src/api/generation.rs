@@ -1,4 +1,4 @@
-//! Texts while they are generated: of all choices of one request.
+//! Texts of all choices of one request, while they are generated.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,12 +12,12 @@ use tokio::time::{Instant, timeout_at};
 
 use super::App;
 use super::error::ApiError;
-use super::request::Wanted;
+use super::request::TextOptions;
 use crate::grammar::Compiled;
-use crate::text::Text;
-use crate::worker::{Busy, Job, Update, What};
+use crate::text::{StopStrings, Text};
+use crate::worker::{Busy, Job, Progress, Update};
 
-/// Choices of a request, some of which are still generated.
+/// The choices of a request.
 pub(crate) struct Generation {
     app: Arc<App>,
     updates: UnboundedReceiver<Update>,
@@ -25,11 +25,13 @@ pub(crate) struct Generation {
     deadline: Instant,
     started: Instant,
     latest: Option<Instant>,
+    /// Choices of each prompt.
+    per_prompt: usize,
     pub(crate) usage: Usage,
 }
 
 struct Choice {
-    /// `None` when it is complete.
+    /// `None` when the choice is complete.
     text: Option<Text>,
     cancelled: Arc<AtomicBool>,
 }
@@ -39,44 +41,51 @@ struct Choice {
 pub(crate) struct Usage {
     pub(crate) prompt: usize,
     pub(crate) generated: usize,
+    /// Tokens of the prompts that were found in the cache.
+    pub(crate) cached: usize,
 }
 
-/// What comes next of a choice.
+/// Next part of a choice.
 #[derive(Debug, Default)]
 pub(crate) struct Piece {
     pub(crate) choice: usize,
     pub(crate) text: String,
     pub(crate) chosen: Option<Chosen>,
-    /// Why it ended, if it did: `stop` or `length`.
+    /// Tokens of the prompt behind the first, with log-probabilities.
+    pub(crate) scored: Vec<Chosen>,
+    /// Reason of the end, if the choice ended: `stop` or `length`.
     pub(crate) finish: Option<&'static str>,
 }
 
 impl Generation {
-    /// Begins to generate `wanted.count` texts for each prompt, which go on with the prompt's own if they are completions. It
-    /// takes a while, and no asynchronous thread should wait for it.
+    /// Starts to generate `options.count` texts for each prompt. Texts of completions continue the text of the prompt.
     pub(crate) fn start(
         app: Arc<App>,
         prompts: Vec<Vec<u32>>,
-        wanted: &Wanted,
+        options: &TextOptions,
+        grammar: Option<&Compiled>,
         are_completions: bool,
+        deadline: Instant,
     ) -> Result<Self, ApiError> {
         let (sender, updates) = unbounded_channel();
         let mut choices = Vec::new();
         let mut usage = Usage::default();
         for prompt in &prompts {
-            if prompt.len() >= app.site.context {
+            // A prompt that is only scored may fill the sequence.
+            let needed = prompt.len() + usize::from(options.max_tokens != Some(0));
+            if needed > app.site.context {
                 return Err(ApiError::bad(format!(
-                    "the prompt has {} tokens, and sequences at most {}: nothing could follow",
+                    "the prompt has {} tokens, and a sequence at most {}, including one generated token",
                     prompt.len(),
                     app.site.context
                 ))
                 .code("context_length_exceeded"));
             }
         }
-        let count = prompts.len().saturating_mul(wanted.count);
-        // To ask again would be of no use.
+        let count = prompts.len().saturating_mul(options.count);
+        // Another try would not help.
         if count > app.worker.limit() {
-            let (prompts, each, limit) = (prompts.len(), wanted.count, app.worker.limit());
+            let (prompts, each, limit) = (prompts.len(), options.count, app.worker.limit());
             return Err(ApiError::bad(format!(
                 "{prompts} prompts with {each} choices each are {count} sequences, and the server takes at most {limit} at a time; \
                  send fewer prompts in a request, or a smaller 'n'"
@@ -85,31 +94,36 @@ impl Generation {
         }
         let mut places = app.worker.reserve(count).map_err(|Busy| {
             app.site.metrics.refused.inc();
-            let message = format!(
-                "there is no room in the queue for {count} more sequences, {} are computed or wait; try again later",
+            ApiError::queue_full(format!(
+                "the queue has no room for {count} more sequences, {} run or wait; try again later",
                 app.worker.pending()
-            );
-            ApiError::new(StatusCode::TOO_MANY_REQUESTS, message).code("queue_full")
+            ))
         })?;
-        let grammar = wanted.grammar.as_ref().map(|grammar| app.grammars.read(grammar));
-        let grammar = grammar.transpose().map_err(|e| ApiError::of_request(&e))?;
+        let stops = Arc::new(StopStrings::new(&options.stop));
+        let mut stop = options.stop_tokens.clone();
+        if !options.ignore_eos {
+            stop.extend(&app.stop);
+        }
         for prompt in prompts {
             usage.prompt += prompt.len();
             let room = app.site.context - prompt.len();
             let behind = if are_completions { &prompt[..] } else { &[] };
-            for number in 0..wanted.count {
+            for number in 0..options.count {
                 let cancelled = Arc::new(AtomicBool::new(false));
                 let request = SequenceRequest {
-                    prompt: prompt.clone(),
-                    max_tokens: wanted.max_tokens.unwrap_or(room).min(room),
                     // Each text draws other numbers.
                     sampling: Sampling {
-                        seed: wanted.sampling.seed.wrapping_add(number as u64),
-                        ..wanted.sampling
+                        seed: options.sampling.seed.wrapping_add(number as u64),
+                        ..options.sampling
                     },
-                    stop: app.stop.clone(),
-                    top_logprobs: wanted.top_logprobs,
-                    constraint: grammar.as_ref().map(Compiled::constraint),
+                    stop: stop.clone(),
+                    top_logprobs: options.top_logprobs,
+                    constraint: grammar.map(Compiled::constraint),
+                    min_tokens: options.min_tokens,
+                    logit_bias: options.logit_bias.clone(),
+                    adapter: options.adapter,
+                    prompt_logprobs: options.prompt_logprobs,
+                    ..SequenceRequest::new(prompt.clone(), options.max_tokens.unwrap_or(room).min(room))
                 };
                 places.submit(Job {
                     request,
@@ -119,7 +133,12 @@ impl Generation {
                     has_constraint: grammar.is_some(),
                 });
                 choices.push(Choice {
-                    text: Some(Text::new(app.tokenizer.clone(), behind, wanted.stop.clone())),
+                    text: Some(Text::new(
+                        app.tokenizer.clone(),
+                        behind,
+                        stops.clone(),
+                        options.min_tokens,
+                    )),
                     cancelled,
                 });
             }
@@ -127,40 +146,33 @@ impl Generation {
         let started = Instant::now();
         app.site.metrics.prompt_tokens.inc_by(usage.prompt as u64);
         Ok(Generation {
-            deadline: started + app.site.request_timeout,
+            deadline,
             app,
             updates,
             choices,
             started,
             latest: None,
+            per_prompt: options.count,
             usage,
         })
     }
 
-    /// What comes next; `None` when all choices are complete.
+    /// Returns the next part; `None` when all choices are complete.
     pub(crate) async fn next(&mut self) -> Result<Option<Piece>, ApiError> {
         while self.choices.iter().any(|choice| choice.text.is_some()) {
-            // An update that is there already comes before the time is looked at, so that is done here, too.
-            let in_time = match Instant::now() < self.deadline {
-                true => timeout_at(self.deadline, self.updates.recv()).await.ok(),
-                false => None,
+            // `timeout_at` prefers an update that is there already, even after the deadline.
+            let in_time = if Instant::now() < self.deadline {
+                timeout_at(self.deadline, self.updates.recv()).await.ok()
+            } else {
+                None
             };
-            let update = in_time.ok_or_else(|| {
-                ApiError::new(
-                    StatusCode::GATEWAY_TIMEOUT,
-                    format!(
-                        "the request took longer than {} s",
-                        self.app.site.request_timeout.as_secs()
-                    ),
-                )
-                .code("timeout")
-            })?;
+            let update = in_time.ok_or_else(|| ApiError::timeout(self.app.site.request_timeout))?;
             let Some(update) = update else {
                 return Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the engine has ended"));
             };
             let choice = &mut self.choices[update.choice];
             let Some(text) = &mut choice.text else {
-                // What was on its way when a string ended it.
+                // It was on its way when a stop string ended the choice.
                 continue;
             };
             let mut piece = Piece {
@@ -168,8 +180,15 @@ impl Generation {
                 ..Piece::default()
             };
             let internal = |e: meganeura_core::Error| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, e.to_string());
-            match update.what {
-                What::Token(chosen) => {
+            match update.progress {
+                Progress::Prompt { cached, scored } => {
+                    // The choices of one prompt share it.
+                    if update.choice % self.per_prompt == 0 {
+                        self.usage.cached += cached;
+                    }
+                    piece.scored = scored;
+                }
+                Progress::Token(chosen) => {
                     let added = text.push(chosen.token).map_err(internal)?;
                     piece.text = added.text;
                     piece.chosen = Some(chosen);
@@ -181,7 +200,7 @@ impl Generation {
                     }
                     self.observe();
                 }
-                What::Finished(finish) => {
+                Progress::Finished(finish) => {
                     if let Some(text) = choice.text.take() {
                         piece.text = text.finish().map_err(internal)?;
                     }
@@ -190,10 +209,11 @@ impl Generation {
                         Finish::Length => "length",
                     });
                 }
-                What::Failed { message, by_request } => {
-                    return Err(match by_request {
-                        true => ApiError::bad(message),
-                        false => ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, message),
+                Progress::Failed { message, by_request } => {
+                    return Err(if by_request {
+                        ApiError::bad(message)
+                    } else {
+                        ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, message)
                     });
                 }
             }

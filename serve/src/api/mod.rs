@@ -4,8 +4,11 @@ mod chat;
 mod completions;
 mod embeddings;
 mod error;
+mod fields;
 mod generation;
 mod request;
+mod rerank;
+mod responses;
 mod stream;
 mod tools;
 
@@ -22,26 +25,31 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use meganeura_llm::engine::EngineCounts;
 use meganeura_llm::tokenizer::TokenBytes;
-use meganeura_llm::{ChatTemplate, Tokenizer};
+use meganeura_llm::{ChatTemplate, Sampling, Tokenizer};
 use serde_json::{Value, json};
+use tokio::time::Instant;
 use tower_http::timeout::RequestBodyTimeoutLayer;
 
-use crate::grammar::Grammars;
+use crate::connections::Activity;
+use crate::grammar::{Compiled, Grammars};
 use crate::metrics::Metrics;
+use crate::preparation::{GRAMMAR_TIMEOUT, NotPrepared, Preparation};
 use crate::worker::Worker;
 pub(crate) use embeddings::EmbeddingApp;
-use error::ApiError;
+use error::{ApiError, quoted};
+use generation::Generation;
+use request::TextOptions;
 
-/// What makes the steps of a model.
+/// Thread that runs the steps of a model.
 pub(crate) trait Steps: Send + Sync {
-    /// What has been done.
+    /// Counts since the start.
     fn counts(&self) -> EngineCounts;
 
-    /// Whether the last step failed, a short time ago.
+    /// Returns true for a short time after a failed step.
     fn is_failing(&self) -> bool;
 }
 
-/// What requests to all models share.
+/// State that requests to all models share.
 pub(crate) struct Site {
     pub(crate) steps: Box<dyn Steps>,
     pub(crate) metrics: Metrics,
@@ -49,51 +57,146 @@ pub(crate) struct Site {
     pub(crate) model: String,
     /// Its folder or file.
     pub(crate) path: PathBuf,
-    /// Whether anybody on this machine may ask, and nobody else: browsers then show who asks by the name of the host.
+    /// Refuses requests that name another model.
+    pub(crate) strict_model: bool,
+    /// Set if only this machine may send requests, without a key. The `Host` header then reveals requests of web pages.
     pub(crate) local_only: bool,
-    /// Seconds since 1970 when the server began.
+    /// Seconds since 1970 when the server started.
     pub(crate) started: u64,
-    /// Tokens of a sequence at most.
+    /// Maximum number of tokens of a sequence.
     pub(crate) context: usize,
     pub(crate) api_key: Option<String>,
     pub(crate) request_timeout: Duration,
+    pub(crate) preparation: Preparation,
 }
 
-/// What requests for text share.
+/// State that requests for text share.
 pub(crate) struct App {
     pub(crate) site: Arc<Site>,
     pub(crate) worker: Worker,
     pub(crate) tokenizer: Arc<Tokenizer>,
     pub(crate) template: Option<ChatTemplate>,
     pub(crate) grammars: Grammars,
-    /// What its tokens stand for, from the first request on that asks.
+    /// Bytes of the tokens; made for the first request that needs them.
     pub(crate) spelled: OnceLock<Vec<TokenBytes>>,
-    /// Tokens that there are.
+    /// Number of tokens of the vocabulary.
     pub(crate) vocab: usize,
     /// Tokens that end texts.
     pub(crate) stop: Vec<u32>,
+    /// Values of fields that requests leave out.
+    pub(crate) sampling: Sampling,
+    /// Names of the adapters that requests select.
+    pub(crate) adapters: Vec<String>,
+    /// Spellings that text of messages must not turn into special tokens; empty to allow it.
+    pub(crate) special_tokens: Vec<String>,
 }
 
-/// Sizes and times that requests have to keep to.
+/// Limits of requests.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bounds {
-    /// Bytes of a body.
+    /// Maximum number of bytes of a body.
     pub(crate) body_bytes: usize,
-    /// Time in which a body has to come on.
+    /// Maximum time for a whole body, and between two parts of it.
     pub(crate) body_timeout: Duration,
+    pub(crate) part_timeout: Duration,
 }
 
 impl App {
-    /// What the model's tokens stand for.
+    /// Bytes of the tokens of the model.
     pub(crate) fn token_bytes(&self) -> &[TokenBytes] {
         self.spelled.get_or_init(|| self.tokenizer.token_bytes())
+    }
+
+    /// Refuses a text that surely has more tokens than a sequence, by the tokens of its beginning: no memory is taken for those of a
+    /// whole megabyte.
+    pub(crate) fn check_length(&self, text: &str) -> Result<(), ApiError> {
+        /// Bytes of a token of ordinary text, generously.
+        const BYTES: usize = 16;
+        /// Tokens at the end of the beginning that may differ from those of the whole.
+        const UNCERTAIN: usize = 16;
+        let most = self.site.context;
+        let mut end = most.saturating_mul(BYTES);
+        if text.len() <= end {
+            return Ok(());
+        }
+        while !text.is_char_boundary(end) {
+            end -= 1;
+        }
+        let tokens = self
+            .tokenizer
+            .encode_plain(&text[..end])
+            .map_err(|e| ApiError::of_request(&e))?;
+        if tokens.len() <= most + UNCERTAIN {
+            return Ok(());
+        }
+        let message = format!("the prompt has more than {most} tokens, the maximum of a sequence");
+        Err(ApiError::bad(message).code("context_length_exceeded"))
+    }
+
+    /// Compiles the grammar of a request and starts to generate its texts.
+    pub(crate) async fn generate(
+        self: Arc<Self>,
+        prompts: Vec<Vec<u32>>,
+        mut options: TextOptions,
+        are_completions: bool,
+        deadline: Instant,
+    ) -> Result<Generation, ApiError> {
+        let compiled: Option<Compiled> = match options.grammar.take() {
+            None => None,
+            Some(grammar) => {
+                let app = self.clone();
+                let until = deadline.min(Instant::now() + GRAMMAR_TIMEOUT);
+                let compiled = self
+                    .site
+                    .preparation
+                    .grammar(until, move || app.grammars.compile(&grammar));
+                let compiled = compiled.await.map_err(|e| match e {
+                    NotPrepared::TimedOut if Instant::now() < deadline => ApiError::bad(format!(
+                        "the schema or grammar was not compiled within {} s; use a simpler one, or try again later",
+                        GRAMMAR_TIMEOUT.as_secs()
+                    )),
+                    other => self.site.not_prepared(other),
+                });
+                Some(compiled?.map_err(|e| ApiError::of_request(&e))?)
+            }
+        };
+        Generation::start(self, prompts, &options, compiled.as_ref(), are_completions, deadline)
     }
 }
 
 impl Site {
-    /// An error, without where the model is on this machine.
+    /// The text of an error, without the path of the model on this machine.
     pub(crate) fn without_paths(&self, error: &meganeura_core::Error) -> String {
         error.to_string().replace(&*self.path.to_string_lossy(), &self.model)
+    }
+
+    /// The end of the time of a request that begins now.
+    pub(crate) fn deadline(&self) -> Instant {
+        Instant::now() + self.request_timeout
+    }
+
+    /// Parses and tokenizes a request on another thread.
+    pub(crate) async fn prepare<T: Send + 'static>(
+        &self,
+        deadline: Instant,
+        work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let prepared = self.preparation.text(deadline, work).await;
+        prepared.map_err(|e| self.not_prepared(e))?
+    }
+
+    fn not_prepared(&self, error: NotPrepared) -> ApiError {
+        match error {
+            NotPrepared::QueueFull => {
+                self.metrics.refused.inc();
+                ApiError::queue_full("too many requests wait to be prepared; try again later")
+            }
+            NotPrepared::TimedOut => ApiError::timeout(self.request_timeout),
+            NotPrepared::Panicked => ApiError::new(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "the request could not be prepared: its thread panicked, see the log",
+            ),
+        }
     }
 }
 
@@ -107,13 +210,15 @@ pub(crate) fn now() -> u64 {
 /// The paths of a model that generates text.
 pub(crate) fn text_router(app: Arc<App>, bounds: Bounds) -> Router {
     let site = app.site.clone();
+    let embeds_nothing = || async { other_kind("generates text and has no embeddings") };
     let api = Router::new()
         .route("/v1/chat/completions", post(chat::handle))
         .route("/v1/completions", post(completions::handle))
-        .route(
-            "/v1/embeddings",
-            post(|| async { other_kind("generates text and has no embeddings") }),
-        )
+        .route("/v1/responses", post(responses::handle))
+        .route("/v1/models", get(models_with_adapters))
+        .route("/v1/models/{*id}", get(model_or_adapter))
+        .route("/v1/embeddings", post(embeds_nothing))
+        .route("/v1/rerank", post(embeds_nothing))
         .with_state(app);
     router(api, crate::page::router(), site, bounds)
 }
@@ -124,19 +229,22 @@ pub(crate) fn embedding_router(app: Arc<EmbeddingApp>, bounds: Bounds) -> Router
     let generates_none = || async { other_kind("embeds texts and generates none; ask /v1/embeddings") };
     let api = Router::new()
         .route("/v1/embeddings", post(embeddings::handle))
+        .route("/v1/rerank", post(rerank::handle))
         .route("/v1/chat/completions", post(generates_none))
         .route("/v1/completions", post(generates_none))
-        .with_state(app);
+        .route("/v1/responses", post(generates_none))
+        .with_state(app.clone());
+    let models = Router::new()
+        .route("/v1/models", get(models))
+        .route("/v1/models/{*id}", get(model))
+        .with_state(site.clone());
+    let api = api.merge(models);
     router(api, Router::new(), site, bounds)
 }
 
-/// What all models have beside their own paths. Those of `open` need no key.
+/// Adds the paths that all models have. Those of `open` need no key.
 fn router(api: Router, open: Router, site: Arc<Site>, bounds: Bounds) -> Router {
-    let common = Router::new()
-        .route("/v1/models", get(models))
-        .route("/v1/models/{*id}", get(model))
-        .route("/metrics", get(metrics))
-        .with_state(site.clone());
+    let common = Router::new().route("/metrics", get(metrics)).with_state(site.clone());
     let health = Router::new().route("/health", get(health)).with_state(site.clone());
     api.merge(common)
         .layer(middleware::from_fn_with_state(site.clone(), authenticate))
@@ -145,8 +253,9 @@ fn router(api: Router, open: Router, site: Arc<Site>, bounds: Bounds) -> Router 
         .fallback(unknown_path)
         .method_not_allowed_fallback(wrong_method)
         .layer(DefaultBodyLimit::max(bounds.body_bytes))
-        .layer(middleware::from_fn_with_state(bounds.body_bytes, check_announced))
-        .layer(RequestBodyTimeoutLayer::new(bounds.body_timeout))
+        .layer(middleware::from_fn_with_state(bounds, check_announced))
+        .layer(RequestBodyTimeoutLayer::new(bounds.part_timeout))
+        .layer(middleware::from_fn(keep_reserved))
         .layer(middleware::from_fn_with_state(site, count))
 }
 
@@ -162,13 +271,32 @@ async fn count(State(site): State<Arc<Site>>, path: Option<MatchedPath>, request
     response
 }
 
-/// Refuses a body that its head says is too large, instead of waiting for the bytes.
-async fn check_announced(State(limit): State<usize>, request: Request, next: Next) -> Result<Response, ApiError> {
+/// Refuses requests on reserved connections, which are for `/health` and `/metrics` only.
+async fn keep_reserved(request: Request, next: Next) -> Result<Response, ApiError> {
+    let is_reserved = request
+        .extensions()
+        .get::<Activity>()
+        .is_some_and(|activity| activity.is_reserved);
+    if is_reserved && !matches!(request.uri().path(), "/health" | "/metrics") {
+        let message = "the server has as many connections as it may have; try again later";
+        return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).code("too_many_connections"));
+    }
+    Ok(next.run(request).await)
+}
+
+/// Maximum time for a whole body, as an extension of requests.
+#[derive(Clone, Copy)]
+struct BodyTimeout(Duration);
+
+/// Refuses a body whose announced length is too large, before its bytes arrive.
+async fn check_announced(State(bounds): State<Bounds>, mut request: Request, next: Next) -> Result<Response, ApiError> {
+    let limit = bounds.body_bytes;
+    request.extensions_mut().insert(BodyTimeout(bounds.body_timeout));
     let announced = request.headers().get(header::CONTENT_LENGTH);
     let bytes: Option<u64> = announced.and_then(|text| text.to_str().ok()?.parse().ok());
     match bytes.filter(|&bytes| bytes > limit as u64) {
         Some(bytes) => {
-            let message = format!("a body of {bytes} bytes is too large; it may have {limit}");
+            let message = format!("expected a body of at most {limit} bytes, found {bytes}");
             Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message))
         }
         None => Ok(next.run(request).await),
@@ -180,6 +308,9 @@ async fn authenticate(State(site): State<Arc<Site>>, request: Request, next: Nex
         let message =
             "without an API key the host of a request has to be localhost or an address such as 127.0.0.1, not a name";
         return Err(ApiError::new(StatusCode::FORBIDDEN, message));
+    }
+    if request.headers().get_all(header::AUTHORIZATION).iter().nth(1).is_some() {
+        return Err(ApiError::bad("expected one Authorization header, found several"));
     }
     if let Some(key) = &site.api_key
         && !has_key(request.headers(), key)
@@ -216,13 +347,14 @@ fn has_key(headers: &HeaderMap, key: &str) -> bool {
     let given = headers
         .get(header::AUTHORIZATION)
         .map_or(&[][..], |value| value.as_bytes());
-    let given = given.strip_prefix(b"Bearer ").unwrap_or_default();
-    // The time that it takes does not tell how much of it is right.
+    // The scheme is case-insensitive (RFC 9110, section 11.1).
+    let is_bearer = given.len() > 7 && given[..7].eq_ignore_ascii_case(b"Bearer ");
+    let given = if is_bearer { given[7..].trim_ascii_start() } else { &[] };
+    // The comparison takes the same time, however much is right.
     given.len() == key.len() && given.iter().zip(key.as_bytes()).fold(0, |all, (a, b)| all | (a ^ b)) == 0
 }
 
-/// The bytes of a body that says it is JSON. Other types are those that web pages may send to any address without being asked
-/// for permission.
+/// The bytes of a JSON body. Web pages may send bodies of other types to any address without permission.
 struct JsonBody(Vec<u8>);
 
 impl<S: Send + Sync> axum::extract::FromRequest<S> for JsonBody {
@@ -237,23 +369,24 @@ impl<S: Send + Sync> axum::extract::FromRequest<S> for JsonBody {
             let message = "send JSON with the header `Content-Type: application/json`";
             return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
         }
-        match axum::body::Bytes::from_request(request, state).await {
+        let activity = request.extensions().get::<Activity>().cloned();
+        let limit = request
+            .extensions()
+            .get::<BodyTimeout>()
+            .map_or(Duration::MAX, |limit| limit.0);
+        let bytes = axum::body::Bytes::from_request(request, state);
+        let Ok(bytes) = tokio::time::timeout(limit, bytes).await else {
+            let message = format!("expected the whole body within {} s", limit.as_secs());
+            return Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, message));
+        };
+        if let Some(activity) = activity {
+            activity.start_work();
+        }
+        match bytes {
             Ok(bytes) => Ok(JsonBody(bytes.into())),
             Err(rejection) => Err(ApiError::new(rejection.status(), rejection.body_text())),
         }
     }
-}
-
-/// Runs what takes the processor a while, such as making tokens of a long text.
-async fn off_thread<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
-) -> Result<T, ApiError> {
-    tokio::task::spawn_blocking(work).await.unwrap_or_else(|_| {
-        Err(ApiError::new(
-            StatusCode::INTERNAL_SERVER_ERROR,
-            "the request could not be prepared; the log says where it panicked",
-        ))
-    })
 }
 
 fn described(site: &Site) -> Value {
@@ -266,16 +399,41 @@ fn described(site: &Site) -> Value {
     })
 }
 
+/// An adapter in the list of models.
+fn described_adapter(site: &Site, adapter: &str) -> Value {
+    let mut value = described(site);
+    value["id"] = format!("{}:{adapter}", site.model).into();
+    value["parent"] = site.model.as_str().into();
+    value
+}
+
 async fn models(State(site): State<Arc<Site>>) -> Json<Value> {
     Json(json!({"object": "list", "data": [described(&site)]}))
 }
 
 async fn model(State(site): State<Arc<Site>>, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
-    request::check_model(Some(&id), &site.model)?;
+    request::check_name(&id, &site.model, true)?;
     Ok(Json(described(&site)))
 }
 
-/// What a path says that is for models of another kind.
+async fn models_with_adapters(State(app): State<Arc<App>>) -> Json<Value> {
+    let mut data = vec![described(&app.site)];
+    data.extend(app.adapters.iter().map(|adapter| described_adapter(&app.site, adapter)));
+    Json(json!({"object": "list", "data": data}))
+}
+
+async fn model_or_adapter(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<Json<Value>, ApiError> {
+    let site = &app.site;
+    if let Some(adapter) = app.adapters.iter().find(|name| format!("{}:{name}", site.model) == id) {
+        return Ok(Json(described_adapter(site, adapter)));
+    }
+    if id != site.model {
+        return Err(request::unknown_model(&id, &site.model, &app.adapters));
+    }
+    Ok(Json(described(site)))
+}
+
+/// The error of a path that only models of another kind have.
 fn other_kind(what: &str) -> ApiError {
     ApiError::new(StatusCode::NOT_IMPLEMENTED, format!("the model that is served {what}"))
 }
@@ -302,8 +460,9 @@ async fn unknown_path(request: Request) -> ApiError {
     ApiError::new(
         StatusCode::NOT_FOUND,
         format!(
-            "there is nothing at {}; there are /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/models, /health and /metrics",
-            request.uri().path()
+            "unknown path {}; known are /v1/chat/completions, /v1/completions, /v1/responses, /v1/embeddings, /v1/rerank, /v1/models, \
+             /health and /metrics",
+            quoted(request.uri().path())
         ),
     )
 }
@@ -312,6 +471,6 @@ async fn wrong_method(request: Request) -> ApiError {
     let (method, path) = (request.method(), request.uri().path());
     ApiError::new(
         StatusCode::METHOD_NOT_ALLOWED,
-        format!("{method} is not possible at {path}"),
+        format!("the method {method} is not allowed at {}", quoted(path)),
     )
 }

@@ -1,39 +1,67 @@
-//! What requests for text have in common.
+//! Fields that requests for text have in common.
 
 use axum::http::StatusCode;
 use meganeura_llm::Sampling;
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
-use super::error::ApiError;
+use super::error::{ApiError, quoted};
+use super::{App, fields};
 use crate::grammar::Grammar;
 
-/// Fields of chats and completions.
+/// Fields of chats and completions. The names of OpenAI's API, vLLM and llama.cpp for the same value are aliases.
 #[derive(Debug, Default, Deserialize)]
 pub(crate) struct Common {
     pub(crate) model: Option<String>,
-    max_tokens: Option<usize>,
-    max_completion_tokens: Option<usize>,
+    #[serde(alias = "n_predict")]
+    max_tokens: Option<i64>,
+    max_completion_tokens: Option<i64>,
+    min_tokens: Option<usize>,
+    ignore_eos: Option<bool>,
     temperature: Option<f32>,
     top_p: Option<f32>,
-    top_k: Option<usize>,
+    top_k: Option<i64>,
     min_p: Option<f32>,
+    #[serde(alias = "repeat_penalty")]
     repetition_penalty: Option<f32>,
+    presence_penalty: Option<f32>,
+    frequency_penalty: Option<f32>,
+    logit_bias: Option<Map<String, Value>>,
     seed: Option<i64>,
     n: Option<usize>,
     stop: Option<OneOrMore<String>>,
+    stop_token_ids: Option<Vec<u32>>,
     stream: Option<bool>,
     stream_options: Option<StreamOptions>,
     response_format: Option<ResponseFormat>,
+    #[serde(alias = "guided_grammar")]
     grammar: Option<String>,
-    presence_penalty: Option<f32>,
-    frequency_penalty: Option<f32>,
-    logit_bias: Option<serde_json::Map<String, Value>>,
+    #[serde(alias = "json_schema")]
+    guided_json: Option<Value>,
+    guided_regex: Option<String>,
+    guided_choice: Option<Vec<String>>,
+    structured_outputs: Option<StructuredOutputs>,
+    #[serde(flatten)]
+    others: Map<String, Value>,
 }
 
 #[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct StreamOptions {
     include_usage: Option<bool>,
+    /// Padding of events; none is added.
+    #[serde(rename = "include_obfuscation")]
+    _include_obfuscation: Option<bool>,
+}
+
+/// Constraints of vLLM's API.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct StructuredOutputs {
+    json: Option<Value>,
+    regex: Option<String>,
+    choice: Option<Vec<String>>,
+    grammar: Option<String>,
 }
 
 /// One value, or a list.
@@ -54,9 +82,11 @@ impl<T> OneOrMore<T> {
 }
 
 #[derive(Debug, Deserialize)]
-struct ResponseFormat {
+pub(crate) struct ResponseFormat {
     r#type: String,
     json_schema: Option<JsonSchema>,
+    /// Schema of llama.cpp's format `json_object`.
+    schema: Option<Value>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -64,107 +94,227 @@ struct JsonSchema {
     schema: Option<Value>,
 }
 
-/// How texts are to be made.
+/// Options of the texts that a request asks for.
 #[derive(Debug)]
-pub(crate) struct Wanted {
+pub(crate) struct TextOptions {
+    /// Maximum number of tokens; as many as fit if `None`.
     pub(crate) max_tokens: Option<usize>,
+    pub(crate) min_tokens: usize,
+    /// Generates end tokens like any token.
+    pub(crate) ignore_eos: bool,
     pub(crate) sampling: Sampling,
-    /// Texts for each prompt.
+    pub(crate) logit_bias: Vec<(u32, f32)>,
+    /// Number of texts for each prompt.
     pub(crate) count: usize,
+    /// Strings that end the text, and tokens that do.
     pub(crate) stop: Vec<String>,
+    pub(crate) stop_tokens: Vec<u32>,
     pub(crate) stream: bool,
-    /// Whether a stream ends with the numbers of tokens.
+    /// Ends a stream with the numbers of tokens.
     pub(crate) include_usage: bool,
     pub(crate) grammar: Option<Grammar>,
     /// See [`SequenceRequest`](meganeura_llm::engine::SequenceRequest).
     pub(crate) top_logprobs: Option<usize>,
+    pub(crate) prompt_logprobs: Option<usize>,
+    /// Index of the adapter.
+    pub(crate) adapter: Option<usize>,
 }
 
-/// Texts for each prompt at most, and strings that end them.
+/// Maximum number of texts for each prompt.
 const MAX_COUNT: usize = 128;
+/// Maximum number of strings that end a text, and of bytes of one.
 const MAX_STOP: usize = 16;
-/// Tokens with logarithms of probabilities at most, beside the chosen one.
+const MAX_STOP_BYTES: usize = 1_000;
+/// Maximum number of biases.
+const MAX_BIASES: usize = 1_024;
+/// Maximum number of most likely tokens with their log-probabilities.
 pub(crate) const MAX_TOP_LOGPROBS: usize = 20;
 
 impl Common {
-    /// Checks the fields. `top_logprobs` comes from the field of the name beside it.
-    pub(crate) fn wanted(self, top_logprobs: Option<usize>, logprobs_field: &'static str) -> Result<Wanted, ApiError> {
-        self.refuse_unsupported()?;
+    /// Sets fields that `/v1/responses` has under other names.
+    pub(crate) fn with(self, max_tokens: Option<i64>, format: Option<ResponseFormat>) -> Self {
+        Common {
+            max_tokens: max_tokens.or(self.max_tokens),
+            response_format: format.or(self.response_format),
+            ..self
+        }
+    }
+
+    /// Checks the fields. `top_logprobs` is the value of the field `logprobs_field`. A `max_tokens` of 0 is allowed if
+    /// `may_be_empty`.
+    pub(crate) fn options(
+        self,
+        app: &App,
+        top_logprobs: Option<usize>,
+        logprobs_field: &'static str,
+        may_be_empty: bool,
+    ) -> Result<TextOptions, ApiError> {
+        fields::check(&self.others)?;
+        let adapter = check_model(self.model.as_deref(), app)?;
         let count = self.n.unwrap_or(1);
         if !(1..=MAX_COUNT).contains(&count) {
             return Err(ApiError::field(
                 "n",
-                format!("n is {count}, and has to be from 1 to {MAX_COUNT}"),
+                format!("expected n from 1 to {MAX_COUNT}, found {count}"),
             ));
-        }
-        let stop = self.stop.map(OneOrMore::list).unwrap_or_default();
-        if stop.len() > MAX_STOP || stop.iter().any(String::is_empty) {
-            let message = format!("stop has to be at most {MAX_STOP} strings, none of them empty");
-            return Err(ApiError::field("stop", message));
         }
         if let Some(top) = top_logprobs.filter(|&top| top > MAX_TOP_LOGPROBS) {
-            let message = format!("logprobs of {top} tokens are asked for, at most {MAX_TOP_LOGPROBS} are given");
+            let message = format!("expected log-probabilities of at most {MAX_TOP_LOGPROBS} tokens, found {top}");
             return Err(ApiError::field(logprobs_field, message));
         }
-        let max_tokens = self.max_completion_tokens.or(self.max_tokens);
-        if max_tokens == Some(0) {
-            return Err(ApiError::field(
-                "max_tokens",
-                "max_tokens is 0: ask for at least one token",
-            ));
-        }
+        let max_tokens = match self.max_completion_tokens.or(self.max_tokens) {
+            None | Some(-1) => None,
+            Some(0) if may_be_empty => Some(0),
+            Some(number) if number > 0 => Some(usize::try_from(number).unwrap_or(usize::MAX)),
+            Some(number) => {
+                let message = format!("expected max_tokens of at least 1, or -1 for no limit, found {number}");
+                return Err(ApiError::field("max_tokens", message));
+            }
+        };
+        let usual = app.sampling;
         let sampling = Sampling {
-            temperature: self.temperature.unwrap_or(1.0),
-            top_k: self.top_k.filter(|&k| k > 0),
-            top_p: self.top_p,
-            min_p: self.min_p.filter(|&p| p != 0.0),
-            repetition_penalty: self.repetition_penalty.unwrap_or(1.0),
+            temperature: self.temperature.unwrap_or(usual.temperature),
+            top_k: match self.top_k {
+                None => usual.top_k,
+                Some(-1 | 0) => None,
+                Some(number) => Some(usize::try_from(number).map_err(|_| {
+                    let message = format!("expected top_k of at least 1, or -1 for all tokens, found {number}");
+                    ApiError::field("top_k", message)
+                })?),
+            },
+            top_p: self.top_p.or(usual.top_p),
+            min_p: self.min_p.or(usual.min_p).filter(|&p| p != 0.0),
+            repetition_penalty: self.repetition_penalty.unwrap_or(usual.repetition_penalty),
+            presence_penalty: self.presence_penalty.unwrap_or(0.0),
+            frequency_penalty: self.frequency_penalty.unwrap_or(0.0),
             seed: self.seed.map_or_else(random, |seed| seed as u64),
         };
         check_sampling(sampling)?;
+        let (stop, stop_tokens) = stops(self.stop, self.stop_token_ids, app)?;
+        let structured = self.structured_outputs.unwrap_or_default();
         let by_format = self.response_format.map(ResponseFormat::grammar).transpose()?.flatten();
-        if by_format.is_some() && self.grammar.is_some() {
-            return Err(ApiError::field("grammar", "give either response_format or grammar"));
+        let grammars = [
+            by_format,
+            self.grammar.or(structured.grammar).map(Grammar::Lark),
+            self.guided_json.or(structured.json).map(schema).transpose()?,
+            self.guided_regex.or(structured.regex).map(Grammar::Regex),
+            self.guided_choice
+                .or(structured.choice)
+                .map(|all| Grammar::Schema(json!({"enum": all})))
+                .map(as_choice),
+        ];
+        let mut grammars = grammars.into_iter().flatten();
+        let grammar = grammars.next();
+        if grammars.next().is_some() {
+            return Err(ApiError::field(
+                "grammar",
+                "expected one of response_format, grammar, guided_json, guided_regex and guided_choice, found several",
+            ));
         }
-        Ok(Wanted {
+        let ignore_eos = self.ignore_eos.unwrap_or(false);
+        if ignore_eos && grammar.is_some() {
+            return Err(ApiError::field(
+                "ignore_eos",
+                "ignore_eos cannot be used with a grammar or schema",
+            ));
+        }
+        Ok(TextOptions {
             max_tokens,
+            min_tokens: self.min_tokens.unwrap_or(0),
+            ignore_eos,
             sampling,
+            logit_bias: biases(self.logit_bias, app.vocab)?,
             count,
             stop,
+            stop_tokens,
             stream: self.stream.unwrap_or(false),
             include_usage: self.stream_options.and_then(|o| o.include_usage).unwrap_or(false),
-            grammar: by_format.or(self.grammar.map(Grammar::Lark)),
+            grammar,
             top_logprobs,
+            prompt_logprobs: None,
+            adapter,
         })
-    }
-
-    /// Fields that would change the result, and that nothing here does.
-    fn refuse_unsupported(&self) -> Result<(), ApiError> {
-        let not_zero = |penalty: Option<f32>| penalty.is_some_and(|p| p != 0.0);
-        let wrong = [
-            (not_zero(self.presence_penalty), "presence_penalty"),
-            (not_zero(self.frequency_penalty), "frequency_penalty"),
-            (
-                self.logit_bias.as_ref().is_some_and(|bias| !bias.is_empty()),
-                "logit_bias",
-            ),
-        ];
-        match wrong.into_iter().find(|(is_wrong, _)| *is_wrong) {
-            None => Ok(()),
-            Some((_, field)) => Err(ApiError::field(
-                field,
-                format!("{field} is not supported; leave it out"),
-            )),
-        }
     }
 }
 
+/// One of some texts, as a grammar.
+fn as_choice(grammar: Grammar) -> Grammar {
+    let Grammar::Schema(schema) = &grammar else {
+        return grammar;
+    };
+    let choices = schema["enum"].as_array().into_iter().flatten();
+    let choices: Vec<String> = choices.map(Value::to_string).collect();
+    Grammar::Lark(format!("start: {}", choices.join(" | ")))
+}
+
+/// A schema, which llama.cpp's API also takes as text.
+fn schema(schema: Value) -> Result<Grammar, ApiError> {
+    match schema {
+        Value::String(text) => {
+            let schema = serde_json::from_str(&text);
+            let wrong = |e| ApiError::field("guided_json", format!("expected a JSON schema: {e}"));
+            schema.map(Grammar::Schema).map_err(wrong)
+        }
+        schema => Ok(Grammar::Schema(schema)),
+    }
+}
+
+/// Strings and tokens that end texts. A string that is a special token also ends the text by its id.
+fn stops(
+    strings: Option<OneOrMore<String>>,
+    tokens: Option<Vec<u32>>,
+    app: &App,
+) -> Result<(Vec<String>, Vec<u32>), ApiError> {
+    let strings = strings.map(OneOrMore::list).unwrap_or_default();
+    let mut tokens = tokens.unwrap_or_default();
+    let is_wrong = |string: &String| string.is_empty() || string.len() > MAX_STOP_BYTES;
+    if strings.len() > MAX_STOP || strings.iter().any(is_wrong) {
+        let message =
+            format!("expected at most {MAX_STOP} stop strings of 1 to {MAX_STOP_BYTES} bytes each, none of them empty");
+        return Err(ApiError::field("stop", message));
+    }
+    if tokens.len() > MAX_BIASES || tokens.iter().any(|&token| token as usize >= app.vocab) {
+        let message = format!("expected at most {MAX_BIASES} token ids below {}", app.vocab);
+        return Err(ApiError::field("stop_token_ids", message));
+    }
+    for string in &strings {
+        if let Some(token) = app
+            .tokenizer
+            .token(string)
+            .filter(|&token| app.tokenizer.is_special(token))
+        {
+            tokens.push(token);
+        }
+    }
+    Ok((strings, tokens))
+}
+
+fn biases(biases: Option<Map<String, Value>>, vocab: usize) -> Result<Vec<(u32, f32)>, ApiError> {
+    const MAX: f64 = 100.0;
+    let biases = biases.unwrap_or_default();
+    let wrong = |message: String| ApiError::field("logit_bias", message);
+    if biases.len() > MAX_BIASES {
+        return Err(wrong(format!(
+            "expected at most {MAX_BIASES} biases, found {}",
+            biases.len()
+        )));
+    }
+    let bias = |(token, bias): (&String, &Value)| {
+        let id = token.parse::<u32>().ok().filter(|&id| (id as usize) < vocab);
+        let id = id.ok_or_else(|| wrong(format!("expected token ids below {vocab}, found {}", quoted(token))))?;
+        let number = bias.as_f64().filter(|bias| bias.abs() <= MAX);
+        let number = number.ok_or_else(|| wrong(format!("expected biases from -{MAX} to {MAX}")))?;
+        Ok((id, number as f32))
+    };
+    biases.iter().map(bias).collect()
+}
+
 impl ResponseFormat {
-    fn grammar(self) -> Result<Option<Grammar>, ApiError> {
+    pub(crate) fn grammar(self) -> Result<Option<Grammar>, ApiError> {
         match self.r#type.as_str() {
             "text" => Ok(None),
-            "json_object" => Ok(Some(Grammar::Object)),
-            "json_schema" => match self.json_schema.and_then(|s| s.schema) {
+            "json_object" => Ok(Some(self.schema.map_or(Grammar::Object, Grammar::Schema))),
+            "json_schema" => match self.json_schema.and_then(|s| s.schema).or(self.schema) {
                 Some(schema) => Ok(Some(Grammar::Schema(schema))),
                 None => Err(ApiError::field(
                     "response_format",
@@ -173,7 +323,10 @@ impl ResponseFormat {
             },
             other => Err(ApiError::field(
                 "response_format",
-                format!("response_format of type '{other}'; there are text, json_object and json_schema"),
+                format!(
+                    "expected the response_format text, json_object or json_schema, found {}",
+                    quoted(other)
+                ),
             )),
         }
     }
@@ -185,10 +338,10 @@ fn random() -> u64 {
     RandomState::new().hash_one(std::time::SystemTime::now())
 }
 
-/// Checks the fields one by one, to name the one that is wrong.
+/// Checks the fields one by one, to name the wrong one.
 fn check_sampling(all: Sampling) -> Result<(), ApiError> {
     let none = Sampling::default();
-    let alone = [
+    let one_by_one = [
         (
             "temperature",
             Sampling {
@@ -217,82 +370,73 @@ fn check_sampling(all: Sampling) -> Result<(), ApiError> {
                 ..none
             },
         ),
+        (
+            "presence_penalty",
+            Sampling {
+                presence_penalty: all.presence_penalty,
+                ..none
+            },
+        ),
+        (
+            "frequency_penalty",
+            Sampling {
+                frequency_penalty: all.frequency_penalty,
+                ..none
+            },
+        ),
         ("top_k", all),
     ];
-    alone
+    one_by_one
         .into_iter()
         .try_for_each(|(field, sampling)| sampling.check().map_err(|e| ApiError::of_request(&e).of(field)))
 }
 
-/// The fields that bodies have.
-const FIELDS: [&str; 32] = [
-    "messages",
-    "prompt",
-    "input",
-    "model",
-    "max_tokens",
-    "max_completion_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "seed",
-    "n",
-    "stop",
-    "stream",
-    "stream_options",
-    "response_format",
-    "grammar",
-    "presence_penalty",
-    "frequency_penalty",
-    "logit_bias",
-    "logprobs",
-    "top_logprobs",
-    "tools",
-    "tool_choice",
-    "echo",
-    "suffix",
-    "best_of",
-    "return_token_ids",
-    "encoding_format",
-    "dimensions",
-    "user",
-];
-
-/// What a body says, in which one field is required.
+/// Parses a body, in which one field is required.
 pub(crate) fn parse<T: for<'a> Deserialize<'a>>(body: &[u8], required: &'static str) -> Result<T, ApiError> {
     serde_json::from_slice(body).map_err(|error| wrong_body::<T>(body, required, &error))
 }
 
-/// What is wrong with a body that cannot be read: its syntax, or a field.
+/// The error for a body that cannot be parsed: its syntax, or a field.
 fn wrong_body<T: for<'a> Deserialize<'a>>(body: &[u8], required: &'static str, error: &serde_json::Error) -> ApiError {
-    let fields = match serde_json::from_slice(body) {
+    /// Maximum number of fields that are tried one by one.
+    const MAX_FIELDS: usize = 100;
+    let fields: Map<String, Value> = match serde_json::from_slice(body) {
         Ok(Value::Object(fields)) => fields,
-        Ok(_) => return ApiError::bad("the body is JSON, but no object"),
-        Err(error) => return ApiError::bad(format!("the body is no JSON: {error}")),
+        Ok(_) => return ApiError::bad("expected a JSON object as the body"),
+        Err(error) => return ApiError::bad(format!("the body is not JSON: {error}")),
     };
     if !fields.contains_key(required) {
         return ApiError::field(required, format!("{required} is missing"));
     }
-    // Each field alone, with as little as may be in the place of the one without which there is no request: no part of a large
-    // body is read for every field.
-    let little = || if required == "messages" { json!([]) } else { json!("") };
-    let alone = |field: &&'static str| {
-        let value = fields.get(*field)?.clone();
-        let few = serde_json::Map::from_iter([(required.into(), little()), ((*field).into(), value)]);
+    // Another required field.
+    if let Some(name) = error
+        .to_string()
+        .strip_prefix("missing field `")
+        .and_then(|rest| rest.split_once('`'))
+    {
+        let name = name.0.to_owned();
+        return ApiError::bad(format!("{name} is missing")).of_any(name);
+    }
+    // Each field by itself, with the smallest value of the required one: no large field is parsed for every other.
+    let smallest = || if required == "messages" { json!([]) } else { json!("") };
+    let by_itself = |(name, value): (&String, &Value)| {
+        let mut few = Map::from_iter([(required.to_owned(), smallest())]);
+        few.insert(name.clone(), value.clone());
         let error = serde_json::from_value::<T>(Value::Object(few)).err()?;
-        Some((*field, error))
+        // Another required field is left out here.
+        (!error.to_string().starts_with("missing field")).then(|| (name.clone(), error))
     };
-    let rest = FIELDS.iter().filter(|&&field| field != required);
-    match [required].iter().chain(rest).find_map(alone) {
-        Some((field, error)) => ApiError::field(field, format!("{field}: {}", in_words(&error))),
-        // Such as a field that is there twice.
-        None => ApiError::bad(format!("the body cannot be read: {}", in_words(error))),
+    match fields.iter().take(MAX_FIELDS).find_map(by_itself) {
+        Some((name, error)) => {
+            let name: String = name.chars().take(60).collect();
+            ApiError::bad(format!("{name}: {}", in_words(&error))).of_any(name)
+        }
+        // A field that occurs twice, for example.
+        None => ApiError::bad(format!("the body cannot be parsed: {}", in_words(error))),
     }
 }
 
-/// An error with the types of JSON instead of those of Rust, and without most of a text that is wrong.
+/// An error with the types of JSON instead of those of Rust, and without most of a long value.
 fn in_words(error: &serde_json::Error) -> String {
     const MAX_CHARS: usize = 200;
     let mut text = error.to_string();
@@ -301,12 +445,15 @@ fn in_words(error: &serde_json::Error) -> String {
         ("expected u32", "expected a whole number that is not negative"),
         ("expected i64", "expected a whole number of 64 bits"),
         ("expected f32", "expected a number"),
+        ("invalid type: map", "invalid type: object"),
+        ("invalid type: sequence", "invalid type: list"),
+        ("invalid type: floating point", "invalid type: number"),
         ("expected a map", "expected an object"),
         ("expected a sequence", "expected a list"),
     ] {
         text = text.replace(rust, json);
     }
-    for name in ["StreamOptions", "ResponseFormat", "JsonSchema"] {
+    for name in ["StreamOptions", "ResponseFormat", "JsonSchema", "StructuredOutputs"] {
         text = text.replace(&format!("expected struct {name}"), "expected an object");
     }
     match text.char_indices().nth(MAX_CHARS) {
@@ -315,15 +462,38 @@ fn in_words(error: &serde_json::Error) -> String {
     }
 }
 
-/// Whether a request is for the model that is served.
-pub(crate) fn check_model(asked: Option<&str>, served: &str) -> Result<(), ApiError> {
-    match asked {
-        Some(asked) if asked != served => Err(ApiError::new(
-            StatusCode::NOT_FOUND,
-            format!("there is no model '{asked}' here, but '{served}'"),
-        )
-        .of("model")
-        .code("model_not_found")),
-        _ => Ok(()),
+/// Finds the model that a request names: `None` for the model itself, or the index of an adapter, which is named
+/// `MODEL:ADAPTER` or `ADAPTER`.
+pub(crate) fn check_model(asked: Option<&str>, app: &App) -> Result<Option<usize>, ApiError> {
+    let Some(asked) = asked else { return Ok(None) };
+    let adapter = asked
+        .strip_prefix(&*app.site.model)
+        .and_then(|rest| rest.strip_prefix(':'));
+    let found = app
+        .adapters
+        .iter()
+        .position(|name| Some(&**name) == adapter || name == asked);
+    match found {
+        Some(index) => Ok(Some(index)),
+        None if adapter.is_some() => Err(unknown_model(asked, &app.site.model, &app.adapters)),
+        None => check_name(asked, &app.site.model, app.site.strict_model).map(|()| None),
     }
+}
+
+/// Checks the name of the only model: any name if names are not strict, as clients often have a fixed one.
+pub(crate) fn check_name(asked: &str, served: &str, strict: bool) -> Result<(), ApiError> {
+    if asked == served || !strict {
+        Ok(())
+    } else {
+        Err(unknown_model(asked, served, &[]))
+    }
+}
+
+pub(crate) fn unknown_model(asked: &str, served: &str, adapters: &[String]) -> ApiError {
+    let mut names = vec![quoted(served)];
+    names.extend(adapters.iter().map(|adapter| quoted(&format!("{served}:{adapter}"))));
+    let message = format!("unknown model {}; this server has {}", quoted(asked), names.join(", "));
+    ApiError::new(StatusCode::NOT_FOUND, message)
+        .of("model")
+        .code("model_not_found")
 }

@@ -1,6 +1,7 @@
-//! Responses: whole, or as events while text is generated.
+//! Responses: complete, or as events while text is generated.
 
 use std::convert::Infallible;
+use std::time::Duration;
 
 use axum::Json;
 use axum::response::sse::{Event, KeepAlive, Sse};
@@ -14,27 +15,43 @@ use super::App;
 use super::error::ApiError;
 use super::generation::{Generation, Piece, Usage};
 
-/// How a kind of response is written.
+/// Format of a kind of response.
 pub(crate) trait Format: Send + 'static {
-    /// What comes before the first piece of a stream.
+    /// Events before the first piece of a stream.
     fn begin(&mut self, choices: usize) -> Vec<Value>;
 
-    /// A piece of a stream; none if there is nothing to say yet.
+    /// Events of a piece; none if the piece is kept back.
     fn piece(&mut self, piece: Piece) -> Vec<Value>;
 
-    /// The last part of a stream, if it was asked for.
+    /// Event with the numbers of tokens, if it was asked for.
     fn usage(&self, usage: Usage) -> Value;
 
-    /// The whole response.
+    /// Events after the last piece.
+    fn end(&mut self, _usage: Usage) -> Vec<Value> {
+        Vec::new()
+    }
+
+    /// The complete response.
     fn whole(&mut self, pieces: Vec<Piece>, choices: usize, usage: Usage) -> Value;
+
+    /// Event of an error after the status was sent.
+    fn error(&mut self, error: &ApiError) -> Value {
+        error.body()
+    }
+
+    /// Whether events carry their type, and the stream does not end with `[DONE]`, as in `/v1/responses`.
+    fn has_typed_events(&self) -> bool {
+        false
+    }
 }
 
-/// Numbers of tokens, as responses have them.
+/// The numbers of tokens of a response.
 pub(crate) fn usage(usage: Usage) -> Value {
     json!({
         "prompt_tokens": usage.prompt,
         "completion_tokens": usage.generated,
         "total_tokens": usage.prompt + usage.generated,
+        "prompt_tokens_details": {"cached_tokens": usage.cached},
     })
 }
 
@@ -51,7 +68,7 @@ pub(crate) async fn whole(
     Ok(Json(format.whole(pieces, choices, generation.usage)).into_response())
 }
 
-/// Where a stream is.
+/// Progress of a stream.
 enum Place {
     Begin,
     Pieces,
@@ -63,11 +80,14 @@ struct State<F> {
     generation: Generation,
     format: F,
     place: Place,
-    /// Values that are still to be sent.
+    /// Events to send.
     due: std::collections::VecDeque<Value>,
     choices: usize,
     include_usage: bool,
 }
+
+/// Pause after which an idle stream sends a comment, which shows whether the client is still there.
+const KEEP_ALIVE: Duration = Duration::from_secs(2);
 
 /// The response as server-sent events; the last one is `[DONE]`.
 pub(crate) fn events(generation: Generation, choices: usize, include_usage: bool, format: impl Format) -> Response {
@@ -83,14 +103,21 @@ pub(crate) fn events(generation: Generation, choices: usize, include_usage: bool
         let event = state.next().await?;
         Some((Ok::<_, Infallible>(event), state))
     });
-    Sse::new(events).keep_alive(KeepAlive::default()).into_response()
+    Sse::new(events)
+        .keep_alive(KeepAlive::new().interval(KEEP_ALIVE))
+        .into_response()
 }
 
 impl<F: Format> State<F> {
     async fn next(&mut self) -> Option<Event> {
         loop {
             if let Some(value) = self.due.pop_front() {
-                return Some(Event::default().data(value.to_string()));
+                let event = Event::default();
+                let event = match value["type"].as_str().filter(|_| self.format.has_typed_events()) {
+                    Some(kind) => event.event(kind),
+                    None => event,
+                };
+                return Some(event.data(value.to_string()));
             }
             match self.place {
                 Place::Begin => {
@@ -100,19 +127,23 @@ impl<F: Format> State<F> {
                 Place::Pieces => match self.generation.next().await {
                     Ok(Some(piece)) => self.due.extend(self.format.piece(piece)),
                     Ok(None) => {
+                        self.due.extend(self.format.end(self.generation.usage));
                         if self.include_usage {
                             self.due.push_back(self.format.usage(self.generation.usage));
                         }
                         self.place = Place::Done;
                     }
                     Err(error) => {
-                        // The status is sent already.
-                        self.due.push_back(error.body());
+                        // The status was sent already.
+                        self.due.push_back(self.format.error(&error));
                         self.place = Place::Done;
                     }
                 },
                 Place::Done => {
                     self.place = Place::Ended;
+                    if self.format.has_typed_events() {
+                        return None;
+                    }
                     return Some(Event::default().data("[DONE]"));
                 }
                 Place::Ended => return None,
@@ -121,8 +152,8 @@ impl<F: Format> State<F> {
     }
 }
 
-/// The text of one token, as lists of probabilities have it, and its bytes, which may be a part of a character.
-fn spelled(app: &App, token: u32) -> (String, &[u8]) {
+/// The text of one token in lists of probabilities, and its bytes, which may be a part of a character.
+pub(crate) fn spelled(app: &App, token: u32) -> (String, &[u8]) {
     let bytes = match app.token_bytes().get(token as usize) {
         Some(TokenBytes::Text(bytes)) => bytes,
         Some(TokenBytes::Special(name)) => name.as_bytes(),
@@ -131,7 +162,7 @@ fn spelled(app: &App, token: u32) -> (String, &[u8]) {
     (String::from_utf8_lossy(bytes).into_owned(), bytes)
 }
 
-/// A token with the logarithm of its probability, as chats have it.
+/// A token with its log-probability in the format of chats.
 pub(crate) fn chat_logprob(app: &App, chosen: &Chosen) -> Option<Value> {
     let (own, top) = chosen.logprobs.as_ref()?;
     let entry = |token: u32, logprob: f32| {
@@ -143,11 +174,11 @@ pub(crate) fn chat_logprob(app: &App, chosen: &Chosen) -> Option<Value> {
     Some(value)
 }
 
-/// The lists of logarithms of probabilities of completions.
+/// The lists of log-probabilities of completions.
 #[derive(Debug, Default)]
 pub(crate) struct Logprobs {
     tokens: Vec<String>,
-    token_logprobs: Vec<f32>,
+    token_logprobs: Vec<Option<f32>>,
     top_logprobs: Vec<Value>,
     text_offset: Vec<usize>,
     offset: usize,
@@ -161,14 +192,24 @@ impl Logprobs {
         self.text_offset.push(self.offset);
         self.offset += text.chars().count();
         self.tokens.push(text);
-        self.token_logprobs.push(*own);
+        self.token_logprobs.push(Some(*own));
         let top = top
             .iter()
             .map(|&(token, logprob)| (spelled(app, token).0, json!(logprob)));
         self.top_logprobs.push(Value::Object(top.collect()));
     }
 
-    /// As a response has them; `null` if there are none. The next ones follow these.
+    /// Adds the first token of a prompt, which has no log-probability.
+    pub(crate) fn push_first(&mut self, app: &App, token: u32) {
+        let (text, _) = spelled(app, token);
+        self.text_offset.push(self.offset);
+        self.offset += text.chars().count();
+        self.tokens.push(text);
+        self.token_logprobs.push(None);
+        self.top_logprobs.push(Value::Null);
+    }
+
+    /// Takes the lists since the last time; `null` if they are empty.
     pub(crate) fn take(&mut self) -> Value {
         if self.tokens.is_empty() {
             return Value::Null;

@@ -1,12 +1,13 @@
-//! Calls of tools: which are offered, and what a model writes when it calls one.
+//! Calls of tools: the offered tools, and the text that a model writes to call one.
+
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde_json::{Map, Value, json};
 
-use super::chat::id;
-use super::error::ApiError;
+use super::error::{ApiError, quoted};
 use crate::grammar::Grammar;
 
-/// Which tool the answer has to call.
+/// Tool that the answer has to call.
 #[derive(Debug, PartialEq)]
 pub(crate) enum ToolChoice {
     None,
@@ -20,8 +21,16 @@ fn name_of(tool: &Value) -> Option<&str> {
 }
 
 impl ToolChoice {
-    /// What a request says.
+    /// Reads the fields `tool_choice` and `tools` of a request.
     pub(crate) fn read(choice: Option<&Value>, tools: &[Value]) -> Result<Self, ApiError> {
+        let other = tools
+            .iter()
+            .filter_map(|tool| tool["type"].as_str())
+            .find(|kind| *kind != "function");
+        if let Some(kind) = other {
+            let message = format!("expected tools of the type 'function', found {}", quoted(kind));
+            return Err(ApiError::field("tools", message));
+        }
         if let Some(number) = tools.iter().position(|tool| name_of(tool).is_none()) {
             let message = format!("tool {number} has no function with a name");
             return Err(ApiError::field("tools", message));
@@ -33,7 +42,10 @@ impl ToolChoice {
                 "auto" => ToolChoice::Auto,
                 "required" => ToolChoice::Any,
                 other => {
-                    let message = format!("tool_choice is '{other}'; there are none, auto and required");
+                    let message = format!(
+                        "expected the tool_choice none, auto or required, found {}",
+                        quoted(other)
+                    );
                     return Err(ApiError::field("tool_choice", message));
                 }
             },
@@ -55,13 +67,13 @@ impl ToolChoice {
             )),
             ToolChoice::Named(name) if !is_offered(name) => Err(ApiError::field(
                 "tool_choice",
-                format!("the tool '{name}' is not offered"),
+                format!("the tool {} is not offered", quoted(name)),
             )),
             _ => Ok(choice),
         }
     }
 
-    /// What the answer has to keep to, where a tool has to be called: an object with its name and arguments.
+    /// Grammar of an answer that has to call a tool: an object with its name and arguments.
     pub(crate) fn grammar(&self, tools: &[Value]) -> Option<Grammar> {
         let allowed = |tool: &&Value| match self {
             ToolChoice::Any => true,
@@ -89,19 +101,19 @@ impl ToolChoice {
     }
 }
 
-/// A call that a model wrote.
+/// Call of a tool.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Call {
-    name: String,
+    pub(crate) name: String,
     /// JSON.
-    arguments: String,
+    pub(crate) arguments: String,
 }
 
 impl Call {
-    /// As responses have it; parts of a stream number their calls.
+    /// The call in the format of responses; parts of a stream have an index.
     pub(crate) fn json(&self, index: Option<usize>) -> Value {
         let mut value = json!({
-            "id": id("call"),
+            "id": call_id(),
             "type": "function",
             "function": {"name": self.name, "arguments": self.arguments},
         });
@@ -123,28 +135,91 @@ impl Call {
     }
 }
 
-/// The calls in an answer, and the text before them; `None` if there are none. Models write `<tool_call>{...}</tool_call>`
-/// (Hermes, Qwen), `[TOOL_CALLS][...]` (Mistral), or an object or a list of such alone (Llama 3), each with `name` and
-/// `arguments` or `parameters`.
-pub(crate) fn calls(text: &str) -> Option<(String, Vec<Call>)> {
-    const BEGIN: &str = "<tool_call>";
-    if let Some((before, rest)) = text.split_once(BEGIN) {
-        let parts = rest
-            .split(BEGIN)
-            .map(|part| part.split("</tool_call>").next().unwrap_or_default());
-        let calls: Option<Vec<Call>> = parts
-            .map(|part| Call::read(&serde_json::from_str(part).ok()?))
-            .collect();
-        return Some((before.trim().to_owned(), calls?));
-    }
-    let bare = text.trim();
-    let bare = bare.strip_prefix("<|python_tag|>").unwrap_or(bare);
-    let bare = bare.strip_prefix("[TOOL_CALLS]").unwrap_or(bare);
-    let calls: Option<Vec<Call>> = match serde_json::from_str(bare).ok()? {
-        Value::Array(all) if !all.is_empty() => all.iter().map(Call::read).collect(),
-        one => Some(vec![Call::read(&one)?]),
+/// An answer of a model that may call tools.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Answer {
+    /// Text outside of the calls.
+    pub(crate) content: String,
+    /// Calls of offered tools.
+    pub(crate) calls: Vec<Call>,
+}
+
+/// Marks that models write before a call, and the one that they write after it.
+const OPENINGS: [(&str, &str); 3] = [
+    // Hermes, Qwen, SmolLM.
+    ("<tool_call>", "</tool_call>"),
+    // Mistral.
+    ("[TOOL_CALLS]", ""),
+    // Llama 3.
+    ("<|python_tag|>", ""),
+];
+
+/// Finds the calls in an answer. After a mark of the model there is an object or a list of objects with `name` and `arguments`
+/// or `parameters`. JSON without a mark is a call only if `is_call`, because the request requires one. Calls of tools that were
+/// not offered, and everything else, stay text. With `is_single`, the first call counts and further ones are dropped.
+pub(crate) fn answer(text: &str, offered: &[Value], is_call: bool, is_single: bool) -> Answer {
+    let is_offered = |call: &Call| offered.iter().any(|tool| name_of(tool) == Some(&*call.name));
+    let read = |value: Value| -> Option<Vec<Call>> {
+        let values = match value {
+            Value::Array(values) if !values.is_empty() => values,
+            value => vec![value],
+        };
+        let calls: Option<Vec<Call>> = values.iter().map(Call::read).collect();
+        calls.filter(|calls| calls.iter().all(is_offered))
     };
-    Some((String::new(), calls?))
+    let mut answer = Answer::default();
+    let mut rest = text;
+    if is_call && let Some(calls) = serde_json::from_str(text.trim()).ok().and_then(read) {
+        answer.calls = calls;
+        rest = "";
+    }
+    while let Some((at, opening, closing)) = first_opening(rest) {
+        let after = &rest[at + opening.len()..];
+        // The JSON itself says where it ends: its texts may contain the mark.
+        let mut values = serde_json::Deserializer::from_str(after).into_iter::<Value>();
+        let calls = values.next().and_then(Result::ok).and_then(read);
+        let Some(calls) = calls else {
+            answer.content += &rest[..at + opening.len()];
+            rest = after;
+            continue;
+        };
+        answer.content += &rest[..at];
+        answer.calls.extend(calls);
+        rest = &after[values.byte_offset()..];
+        if !closing.is_empty() {
+            rest = rest.trim_start().strip_prefix(closing).unwrap_or(rest);
+        }
+    }
+    answer.content += rest;
+    if !answer.calls.is_empty() {
+        answer.content = answer.content.trim().to_owned();
+    }
+    if is_single {
+        answer.calls.truncate(1);
+    }
+    answer
+}
+
+/// The first mark of a call: its place, itself, and the mark after the call.
+fn first_opening(text: &str) -> Option<(usize, &'static str, &'static str)> {
+    let places = OPENINGS
+        .iter()
+        .filter_map(|&(opening, closing)| Some((text.find(opening)?, opening, closing)));
+    places.min_by_key(|(at, ..)| *at)
+}
+
+/// An id of a call: nine letters and digits, which templates of Mistral require.
+pub(crate) fn call_id() -> String {
+    use std::hash::{BuildHasher, RandomState};
+    const DIGITS: &[u8; 36] = b"0123456789abcdefghijklmnopqrstuvwxyz";
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let mut number = RandomState::new().hash_one(NEXT.fetch_add(1, Ordering::Relaxed));
+    let digit = |_| {
+        let digit = DIGITS[(number % 36) as usize];
+        number /= 36;
+        char::from(digit)
+    };
+    (0..9).map(digit).collect()
 }
 
 /// Calls of earlier messages have their arguments as text; templates take them as objects.
@@ -174,33 +249,68 @@ mod tests {
         }
     }
 
+    fn offered() -> Vec<Value> {
+        ["add", "f", "g"]
+            .map(|name| json!({"type": "function", "function": {"name": name}}))
+            .into()
+    }
+
+    fn found(text: &str) -> (String, Vec<Call>) {
+        let Answer { content, calls } = answer(text, &offered(), false, false);
+        (content, calls)
+    }
+
     #[test]
-    fn calls_in_the_spellings_of_models() {
+    fn calls_in_the_formats_of_models() {
         let one = || vec![call("add", r#"{"a":1}"#)];
         for text in [
-            r#"{"name": "add", "arguments": {"a": 1}}"#,
             r#"<|python_tag|>{"name": "add", "parameters": {"a": 1}}"#,
             r#" [TOOL_CALLS][{"name": "add", "arguments": {"a": 1}}]"#,
             "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n</tool_call>",
         ] {
-            assert_eq!(calls(text), Some((String::new(), one())), "{text}");
+            assert_eq!(found(text), (String::new(), one()), "{text}");
         }
         let text = "Well.\n<tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call>\n<tool_call>{\"name\":\"g\",\"arguments\":\"{}\"}";
+        assert_eq!(found(text), ("Well.".into(), vec![call("f", "{}"), call("g", "{}")]));
+    }
+
+    #[test]
+    fn json_delimits_a_call_and_text_after_it_is_kept() {
+        let argument = r#"<tool_call>{"name":"add","arguments":{"a":"</tool_call>"}}</tool_call> and after"#;
+        let wanted = call("add", r#"{"a":"</tool_call>"}"#);
+        assert_eq!(found(argument), ("and after".into(), vec![wanted]));
+        let between = r#"a <tool_call>{"name":"f","arguments":{}}</tool_call> b <tool_call>{"name":"g","arguments":{}}</tool_call> c"#;
         assert_eq!(
-            calls(text),
-            Some(("Well.".into(), vec![call("f", "{}"), call("g", "{}")]))
+            found(between),
+            ("a  b  c".into(), vec![call("f", "{}"), call("g", "{}")])
         );
+    }
+
+    #[test]
+    fn everything_else_is_text() {
         for text in [
             "",
             "hello",
             "[]",
-            "{}",
-            r#"{"name": "add"}"#,
+            r#"{"name": "add", "arguments": {"a": 1}}"#,
+            r#"{"name": "Bob", "parameters": {}}"#,
+            r#"<tool_call>{"name": "nope", "arguments": {}}</tool_call>"#,
+            r#"<tool_call>{"name": "add"}</tool_call>"#,
             "<tool_call>no</tool_call>",
-            "[1]",
+            "[TOOL_CALLS][1]",
+            " <tool_call>{\"name\": ",
         ] {
-            assert_eq!(calls(text), None, "{text}");
+            assert_eq!(found(text), (text.to_owned(), Vec::new()), "{text}");
         }
+    }
+
+    #[test]
+    fn requests_decide_about_bare_json_and_the_number_of_calls() {
+        let bare = r#"{"name": "add", "arguments": {"a": 1}}"#;
+        assert_eq!(answer(bare, &offered(), true, true).calls, [call("add", r#"{"a":1}"#)]);
+        let two = r#"[TOOL_CALLS][{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}]"#;
+        assert_eq!(answer(two, &offered(), false, true).calls, [call("f", "{}")]);
+        assert_eq!(answer(two, &offered(), false, false).calls.len(), 2);
     }
 
     #[test]

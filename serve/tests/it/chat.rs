@@ -162,7 +162,7 @@ fn messages_that_make_no_sense_are_named() {
     let server = Running::new();
     for (messages, said) in [
         (json!([]), "messages"),
-        (json!(["hello"]), "message 0 is no object"),
+        (json!(["hello"]), "message 0 is not an object"),
         (json!([{"content": "hello"}]), "no role"),
         (json!([{"role": "user", "content": 5}]), "neither text"),
         (

@@ -2,6 +2,8 @@
 
 use serde_json::{Value, json};
 
+use meganeura_serve::ServerOptions;
+
 use crate::client::{Running, model, options};
 
 fn expected(name: &str) -> Value {
@@ -42,7 +44,10 @@ fn texts_are_those_of_transformers_whole_and_as_events() {
         assert!(response.head.contains("text/event-stream"), "{}", response.head);
         let events = response.events();
         let (last, pieces) = events.split_last().expect("events");
-        assert_eq!(last["usage"], *usage);
+        assert_eq!(last["usage"]["total_tokens"], usage["total_tokens"]);
+        // The prompt was computed before.
+        let cached = &last["usage"]["prompt_tokens_details"]["cached_tokens"];
+        assert_eq!(cached.as_u64(), Some(16));
         let streamed: String = pieces.iter().filter_map(|e| e["choices"][0]["text"].as_str()).collect();
         assert_eq!(streamed, found);
         assert!(pieces.len() > 5);
@@ -121,15 +126,22 @@ fn fields_that_make_no_sense_are_named() {
     for (field, value, said) in [
         ("temperature", json!(-1), "temperature"),
         ("top_p", json!(2), "top-p"),
-        ("n", json!(0), "n is 0"),
+        ("n", json!(0), "found 0"),
         ("max_tokens", json!(0), "max_tokens"),
         ("stop", json!([""]), "stop"),
-        ("prompt", json!([]), "no tokens"),
+        ("prompt", json!([]), "expected 1 to 256 prompts"),
         ("prompt", json!(""), "tokens"),
         ("prompt", json!([100_000]), "100000"),
-        ("echo", json!(true), "echo"),
+        ("suffix", json!("x"), "suffix"),
+        ("best_of", json!(2), "best_of"),
         ("logprobs", json!(21), "21"),
-        ("presence_penalty", json!(1), "presence_penalty"),
+        ("presence_penalty", json!(3), "presence penalty"),
+        ("logit_bias", json!({"1000": 1}), "'1000'"),
+        ("logit_bias", json!({"1": 101}), "100"),
+        ("stop_token_ids", json!([1000]), "below 320"),
+        ("guided_regex", json!("("), "grammar"),
+        ("use_beam_search", json!(true), "use_beam_search"),
+        ("temprature", json!(1), "unknown field 'temprature'"),
         ("response_format", json!({"type": "xml"}), "xml"),
         ("prompt", json!(vec![5; 128]), "128"),
     ] {
@@ -139,7 +151,13 @@ fn fields_that_make_no_sense_are_named() {
         assert_eq!(response.status, 400, "{field}: {}", response.body);
         assert!(response.message().contains(said), "{field}: {}", response.message());
     }
-    let response = server.post("/v1/completions", &json!({"prompt": "a", "model": "other"}));
+    let other = json!({"prompt": "a", "model": "other", "max_tokens": 1});
+    assert_eq!(server.post("/v1/completions", &other).status, 200);
+    let strict = Running::with(ServerOptions {
+        strict_model: true,
+        ..options()
+    });
+    let response = strict.post("/v1/completions", &other);
     assert_eq!(response.status, 404);
     assert!(response.message().contains("'llama'"), "{}", response.message());
 }
@@ -202,13 +220,14 @@ fn values_of_other_types_are_named() {
     for (field, wrong, said) in [
         ("prompt", json!(5), "expected a text, tokens, or a list of either"),
         ("prompt", json!(null), "expected a text, tokens, or a list of either"),
-        ("max_tokens", json!("5"), "a whole number that is not negative"),
-        ("max_tokens", json!(-1), "a whole number that is not negative"),
+        ("max_tokens", json!("5"), "a whole number of 64 bits"),
+        ("max_tokens", json!(-2), "or -1 for no limit"),
+        ("top_k", json!(-2), "or -1 for all tokens"),
         ("temperature", json!("hot"), "expected a number"),
         ("temperature", json!(-1), "-1"),
         ("top_p", json!(2), "2"),
-        ("min_p", json!(2), "min-p is 2"),
-        ("min_p", json!(-1), "min-p is -1"),
+        ("min_p", json!(2), "min-p above 0 and at most 1, found 2"),
+        ("min_p", json!(-1), "found -1"),
         ("repetition_penalty", json!(0), "0"),
         ("seed", json!(1.5), "a whole number of 64 bits"),
         ("stop", json!([1]), "a list of texts"),
@@ -216,7 +235,8 @@ fn values_of_other_types_are_named() {
         ("response_format", json!("json"), "expected an object"),
         ("logprobs", json!(true), "a whole number that is not negative"),
         ("logprobs", json!(21), "at most 20"),
-        ("user_defined", json!(1), ""),
+        ("user_defined", json!(1), "unknown field"),
+        ("user", json!("me"), ""),
     ] {
         let mut body = json!({"prompt": "Alice", "max_tokens": 1});
         body[field] = wrong;
@@ -240,8 +260,8 @@ fn values_of_other_types_are_named() {
     assert_eq!(response.json()["error"]["param"], "seed");
     assert!(response.body.len() < 1000, "{} bytes", response.body.len());
     for (body, said) in [
-        ("{", "no JSON"),
-        ("[]", "no object"),
+        ("{", "not JSON"),
+        ("[]", "expected a JSON object"),
         ("{\"prompt\": \"a\", \"n\": 1, \"n\": 1}", "duplicate field"),
     ] {
         let response = server.send(

@@ -138,7 +138,7 @@ fn forms_of_vectors() {
         (json!({"input": [[300]]}), "input"),
         (json!({"input": "down ".repeat(100)}), "input"),
         (json!({"input": vec!["a"; 2049]}), "input"),
-        (json!({"model": "other"}), "model"),
+        (json!({"dimension": 8}), "dimension"),
     ] {
         let response = ask(more.clone());
         assert!((400..500).contains(&response.status), "{more}: {}", response.body);
@@ -230,5 +230,5 @@ fn options_of_text_models_are_refused() {
         .err()
         .expect("refused")
         .to_string();
-    assert!(error.contains("encoders have their own weights"), "{error}");
+    assert!(error.contains("encoders take no adapters"), "{error}");
 }

@@ -88,7 +88,7 @@ fn a_key_is_asked_for() {
 fn other_machines_need_a_key_or_a_word() {
     for (key, no_auth, said) in [
         (None, false, "--no-auth"),
-        (Some(""), false, "empty"),
+        (Some(""), false, "printable"),
         (Some("a\nb"), false, "printable"),
     ] {
         let mut options = options();

@@ -1,13 +1,19 @@
 //! The tests of this crate that may share a process: one binary is linked once.
 
+mod attacks;
 mod chat;
 mod client;
 mod completions;
 mod embeddings;
+mod fields;
 #[cfg(target_os = "linux")]
 #[path = "../../../tests/common/held.rs"]
 mod held;
 mod hostile;
+#[cfg(target_os = "linux")]
+mod hostile_soak;
 mod limits;
+mod rerank;
+mod responses;
 #[cfg(target_os = "linux")]
 mod soak;

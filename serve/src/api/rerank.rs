@@ -1,0 +1,119 @@
+//! `/v1/rerank`: documents ordered by their similarity to a query, in the format of the APIs of Jina AI and Cohere.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::embeddings::{EmbeddingApp, MAX_TEXTS};
+use super::error::ApiError;
+use super::request::{check_name, parse};
+use super::{JsonBody, fields};
+
+#[derive(Deserialize)]
+struct Body {
+    query: String,
+    documents: Vec<Document>,
+    model: Option<String>,
+    top_n: Option<usize>,
+    return_documents: Option<bool>,
+    #[serde(flatten)]
+    others: Map<String, Value>,
+}
+
+#[derive(Clone, Deserialize)]
+#[serde(untagged, expecting = "expected a text, or an object with text")]
+enum Document {
+    Text(String),
+    Object { text: String },
+}
+
+impl Document {
+    fn text(&self) -> &str {
+        match self {
+            Document::Text(text) | Document::Object { text } => text,
+        }
+    }
+}
+
+/// A prepared request.
+struct Prepared {
+    /// Tokens of the query, then of each document.
+    texts: Vec<Vec<u32>>,
+    documents: Vec<Document>,
+    top_n: usize,
+    returns_documents: bool,
+}
+
+pub(crate) async fn handle(
+    State(app): State<Arc<EmbeddingApp>>,
+    JsonBody(body): JsonBody,
+) -> Result<Json<Value>, ApiError> {
+    let deadline = app.site.deadline();
+    let of_request = app.clone();
+    let prepared = app.site.prepare(deadline, move || prepare(&of_request, &body)).await?;
+    let tokens: usize = prepared.texts.iter().map(Vec::len).sum();
+    let vectors = app.embed(prepared.texts, deadline).await?;
+    let (query, documents) = vectors.split_first().unwrap_or((const { &Vec::new() }, &[]));
+    let scores = documents.iter().map(|document| cosine(query, document));
+    let mut order: Vec<(usize, f32)> = scores.enumerate().collect();
+    order.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let results = order.iter().take(prepared.top_n).map(|&(index, score)| {
+        let mut result = json!({"index": index, "relevance_score": score});
+        if prepared.returns_documents {
+            result["document"] = json!({"text": prepared.documents[index].text()});
+        }
+        result
+    });
+    let results: Vec<Value> = results.collect();
+    Ok(Json(json!({
+        "id": super::chat::id("rerank"),
+        "model": app.site.model,
+        "results": results,
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+    })))
+}
+
+fn prepare(app: &EmbeddingApp, body: &[u8]) -> Result<Prepared, ApiError> {
+    let body: Body = parse(body, "query")?;
+    fields::check(&body.others)?;
+    if let Some(model) = &body.model {
+        check_name(model, &app.site.model, app.site.strict_model)?;
+    }
+    let count = body.documents.len();
+    if !(1..MAX_TEXTS).contains(&count) {
+        let message = format!("expected 1 to {} documents, found {count}", MAX_TEXTS - 1);
+        return Err(ApiError::field("documents", message));
+    }
+    let tokens = |field: &'static str, text: &str| {
+        let tokens = app
+            .encoder
+            .tokens(text)
+            .map_err(|e| ApiError::of_request(&e).of(field))?;
+        app.check_text(&tokens).map_err(|e| ApiError::field(field, e))?;
+        Ok(tokens)
+    };
+    let mut texts = vec![tokens("query", &body.query)?];
+    for document in &body.documents {
+        texts.push(tokens("documents", document.text())?);
+    }
+    Ok(Prepared {
+        texts,
+        documents: body.documents,
+        top_n: body.top_n.unwrap_or(count),
+        returns_documents: body.return_documents.unwrap_or(true),
+    })
+}
+
+/// Cosine of the angle between two vectors; 0 if one of them is zero.
+fn cosine(a: &[f32], b: &[f32]) -> f32 {
+    let product = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(x, y)| f64::from(*x) * f64::from(*y)).sum::<f64>();
+    let lengths = (product(a, a) * product(b, b)).sqrt();
+    if lengths > 0.0 {
+        (product(a, b) / lengths) as f32
+    } else {
+        0.0
+    }
+}
