@@ -32,6 +32,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     const USUAL: usize = 4096;
     let mut generator = args.model.generator(&folder, config.context, USUAL)?;
     let mut messages: Vec<Message> = args.system.iter().map(|text| Message::new("system", text)).collect();
+    let special = tokenizer.special_tokens();
     let mut turn = 0;
     let asks = io::stdin().is_terminal();
     let mut lines = io::stdin().lock().lines();
@@ -46,10 +47,10 @@ pub(crate) fn run(args: &Args) -> Outcome {
             continue;
         }
         messages.push(Message::new("user", said));
-        let mut prompt = tokenizer.encode_plain(&template.render(&messages)?)?;
+        let mut prompt = tokenizer.encode_chat(&template.render(&messages, &special)?)?;
         while !args.model.fits(prompt.len(), generator.capacity()) && forget(&mut messages) {
             notice("(the oldest turn no longer fits into the context and is left out)")?;
-            prompt = tokenizer.encode_plain(&template.render(&messages)?)?;
+            prompt = tokenizer.encode_chat(&template.render(&messages, &special)?)?;
         }
         let answer = answer(args, &mut generator, &tokenizer, &prompt, turn)?;
         turn += 1;

@@ -21,7 +21,7 @@ pub(super) struct ModelArgs {
     #[arg(long, value_name = "DIR|FILE.gguf|NAME")]
     model: PathBuf,
 
-    /// Folder of LoRA adapters in PEFT's layout, which are merged into the model.
+    /// Folder of LoRA adapters in PEFT's layout, with any --weights. They are merged into f32 weights, and computed beside others.
     #[arg(long, value_name = "DIR")]
     lora: Option<PathBuf>,
 
@@ -183,6 +183,7 @@ impl ModelArgs {
             min_p: self.min_p,
             repetition_penalty: self.repetition_penalty,
             seed: self.seed,
+            ..Sampling::default()
         }
     }
 

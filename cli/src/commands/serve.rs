@@ -18,29 +18,33 @@ use crate::output::notice;
 /// Options of `serve`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Folder of a checkpoint in Hugging Face's layout (config.json, safetensors files and tokenizer.json), a GGUF file, or
-    /// a name that `meganeura models` lists; an encoder of the BERT family is served for embeddings. With the feature `hub`, a
-    /// name on the Hugging Face Hub, such as HuggingFaceTB/SmolLM2-135M, is downloaded.
+    /// Checkpoint folder in Hugging Face's layout (config.json, safetensors files, tokenizer.json), GGUF file, or a name from
+    /// `meganeura models`. An encoder of the BERT family is served for embeddings. With the feature `hub`, a name on the Hugging
+    /// Face Hub, such as HuggingFaceTB/SmolLM2-135M, is downloaded.
     #[arg(long, value_name = "DIR|FILE.gguf|NAME")]
     model: PathBuf,
 
-    /// Name that requests give the model [default: the one given by --model, or that of the folder or file]
+    /// Name of the model in requests [default: the value of --model if it is a name, else that of the folder or file]
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
 
-    /// Address to listen at. Another than the machine's own needs --api-key or --no-auth.
+    /// Refuse requests that name another model with HTTP 404, instead of answering any name.
+    #[arg(long)]
+    strict_model: bool,
+
+    /// IP address to listen on. An address that other machines can reach needs --api-key or --no-auth.
     #[arg(long, value_name = "IP", default_value = "127.0.0.1")]
     host: IpAddr,
 
-    /// Port to listen at; 0 for any that is free.
+    /// Port to listen on; 0 for a free one.
     #[arg(long, value_name = "N", default_value_t = 8080)]
     port: u16,
 
-    /// Key that requests have to send as `Authorization: Bearer KEY`. Better set in the environment, as other users see options.
+    /// Key that requests send as `Authorization: Bearer KEY`. Prefer the environment variable: other users can see options.
     #[arg(long, value_name = "KEY", env = "MEGANEURA_API_KEY", hide_env_values = true)]
     api_key: Option<String>,
 
-    /// Let everybody who reaches the address use the model.
+    /// Serve without a key on an address that other machines can reach.
     #[arg(long, conflicts_with = "api_key")]
     no_auth: bool,
 
@@ -48,94 +52,117 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SEL")]
     device: Option<String>,
 
-    /// Storage type of all matrices of weights: f32, f16, or blocks of 8, 6, 5 or 4 bits with scales (q6 is Q6_K, q5_1 is Q5_K
-    /// and q4_1 is Q4_K of GGUF files) [default: as stored in a GGUF file, each matrix in its own type; else f32]
+    /// Storage type of all weight matrices: f32, f16, or blocks of 8, 6, 5 or 4 bits with scales (q6 is Q6_K, q5_1 is Q5_K
+    /// and q4_1 is Q4_K of GGUF files) [default: the types in a GGUF file, each matrix with its own; else f32]
     #[arg(long, value_name = "f32|f16|q8|q6|q5_1|q5_0|q4_1|q4", value_parser = storage)]
     weights: Option<WeightStorage>,
 
-    /// Storage type of the cached keys and values: f16 takes half of the memory, and rounds each by at most 2^-11 of its magnitude.
+    /// Storage type of the KV cache. f16 takes half of the memory; the relative rounding error is at most 2^-11.
     #[arg(long, value_name = "f32|f16", value_parser = cache_type, default_value = "f32")]
     cache_type: CacheType,
 
-    /// Folder of LoRA adapters in PEFT's layout, which are merged into the model.
-    #[arg(long, value_name = "DIR")]
-    lora: Option<PathBuf>,
+    /// LoRA adapter in PEFT's layout, with any --weights. DIR applies to all requests. NAME=DIR, which may be repeated, applies to
+    /// requests for the model `MODEL:NAME`.
+    #[arg(long, value_name = "[NAME=]DIR")]
+    lora: Vec<PathBuf>,
 
-    /// Sequences that are computed at the same time at most.
+    /// Maximum number of sequences that are computed together.
     #[arg(long, value_name = "N", default_value_t = 8)]
     sequences: usize,
 
-    /// Tokens of a sequence at most, the prompt included [default: 4096, or the model's context if that is shorter]
+    /// Maximum number of tokens of a sequence, prompt included [default: 4096, or the model's context if that is shorter]
     #[arg(long, value_name = "TOKENS")]
     context: Option<usize>,
 
-    /// Tokens that the key-value cache holds for all sequences together, at least those of one [default: half of --sequences times --context]
+    /// Size of the KV cache, in tokens of all sequences together [default: half of --sequences times --context, at least
+    /// --context]
     #[arg(long, value_name = "TOKENS")]
     cache: Option<usize>,
 
-    /// Tokens of a step at most: how much of a prompt is read beside sequences that generate.
+    /// Maximum number of tokens per step (prefill chunk).
     #[arg(long, value_name = "TOKENS", default_value_t = 64)]
     step_tokens: usize,
 
-    /// Speculative decoding: draft tokens of each sequence that are checked in one step, guessed by --draft-model, else taken from
-    /// what followed the same tokens before. The texts are the same [default: 0, or 4 with --draft-model]
+    /// Speculative decoding: number of draft tokens per sequence and step, from --draft-model, else from the sequence's own earlier
+    /// text. Results do not change [default: 0, or 4 with --draft-model]
     #[arg(long, value_name = "N")]
     draft_tokens: Option<usize>,
 
-    /// A smaller model with the same vocabulary that guesses draft tokens, as --model has it.
+    /// Draft model: a smaller model with the same vocabulary, given like --model.
     #[arg(long, value_name = "DIR|FILE.gguf|NAME")]
     draft_model: Option<PathBuf>,
 
-    /// Compute equal beginnings of prompts each time.
+    /// Disable the prefix cache, which shares the KV cache of equal prompt prefixes.
     #[arg(long)]
     no_prefix_cache: bool,
 
-    /// Of an encoder: how the rows of tokens become one vector [default: as the model says, else mean]
+    /// Ignore the sampling values in generation_config.json, which otherwise apply to fields that a request leaves out.
+    #[arg(long)]
+    ignore_generation_config: bool,
+
+    /// Turn text of messages such as `<|im_end|>` into special tokens. By default it stays text, so that users cannot write turns
+    /// of the conversation.
+    #[arg(long)]
+    special_tokens_in_messages: bool,
+
+    /// Pooling of an encoder: mean of all tokens, or the first token [default: the model's own, else mean]
     #[arg(long, value_name = "mean|cls", value_parser = clap::value_parser!(Pooling))]
     pooling: Option<Pooling>,
 
-    /// Of an encoder: truncate texts that are longer than it takes, instead of refusing them.
+    /// Truncate texts that are too long for an encoder, instead of refusing them.
     #[arg(long)]
     truncate: bool,
 
-    /// Sequences that may wait, of an encoder requests; others beyond get the status 429.
+    /// Maximum number of queued sequences (encoders: requests); further ones get HTTP 429.
     #[arg(long, value_name = "N", default_value_t = 256)]
     queue: usize,
 
-    /// Longest time of a request, in seconds.
+    /// Maximum time of a request, in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=MAX_SECONDS))]
     timeout: u64,
 
-    /// How long requests may go on after Ctrl-C or SIGTERM, in seconds.
+    /// Maximum time for the head of a request and for each part of its body, in seconds; a whole body may take twice as long.
+    #[arg(long, value_name = "SECONDS", default_value_t = 15, value_parser = clap::value_parser!(u64).range(1..=MAX_SECONDS))]
+    read_timeout: u64,
+
+    /// Maximum number of connections. A new connection replaces the oldest one that waits for data from its client.
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    connections: usize,
+
+    /// Maximum number of connections per IP address [default: --connections]
+    #[arg(long, value_name = "N")]
+    connections_per_address: Option<usize>,
+
+    /// Maximum time to complete running requests after Ctrl-C or SIGTERM, in seconds. A second signal ends them at once.
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(0..=MAX_SECONDS))]
     shutdown_timeout: u64,
 
-    /// Build plans each time instead of keeping them in the user's cache folder.
+    /// Compile plans at each start, instead of keeping them in the user's cache folder.
     #[arg(long)]
     no_plan_cache: bool,
 }
 
-/// Seconds of a year.
+/// Number of seconds of a year.
 const MAX_SECONDS: u64 = 31_536_000;
 
-/// Draft tokens of a draft model, unless another number is given.
+/// Default number of draft tokens of a draft model.
 const DRAFT_TOKENS: usize = 4;
 
 pub(crate) fn run(args: &Args) -> Outcome {
     let model = locate(&args.model)?;
-    let context = match EncoderConfig::is_one(&model) {
-        true => None,
-        false => {
-            let longest = meganeura::llm::ModelConfig::open(&model)?.context;
-            Some(args.context.unwrap_or(longest.min(USUAL_CONTEXT)))
-        }
+    let context = if EncoderConfig::is_one(&model) {
+        None
+    } else {
+        let longest = meganeura::llm::ModelConfig::open(&model)?.context;
+        Some(args.context.unwrap_or(longest.min(USUAL_CONTEXT)))
     };
+    let Adapters { for_all, named } = adapters(&args.lora)?;
     let plans_of = |model: &Path| if args.no_plan_cache { None } else { plans_of(model) };
     let plans = plans_of(&model);
     let draft_model = match &args.draft_model {
         None => None,
         Some(_) if context.is_none() => {
-            return Err(Error::misuse("a draft model for an encoder", "give none: it generates no text").into());
+            return Err(Error::misuse("an encoder takes no draft model", "leave --draft-model out").into());
         }
         Some(draft) => {
             let model = locate(draft)?;
@@ -147,6 +174,13 @@ pub(crate) fn run(args: &Args) -> Outcome {
     };
     let options = ServerOptions {
         name: args.name.clone().or_else(|| shown_name(&args.model)),
+        strict_model: args.strict_model,
+        adapters: named,
+        special_tokens_in_messages: args.special_tokens_in_messages,
+        ignore_generation_config: args.ignore_generation_config,
+        read_timeout: Duration::from_secs(args.read_timeout),
+        max_connections: args.connections,
+        max_connections_per_address: args.connections_per_address.unwrap_or(args.connections),
         address: args.host,
         port: args.port,
         api_key: args.api_key.clone(),
@@ -169,7 +203,8 @@ pub(crate) fn run(args: &Args) -> Outcome {
             device_sampling: None,
             prefix_cache: !args.no_prefix_cache,
             plans: plans.clone(),
-            adapters: args.lora.clone(),
+            adapters: for_all,
+            named_adapters: Vec::new(),
             weights: args.weights,
             cache_type: args.cache_type,
         },
@@ -196,4 +231,41 @@ pub(crate) fn run(args: &Args) -> Outcome {
     ))?;
     server.run_until_signal()?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Adapters of `--lora`.
+#[derive(Default)]
+struct Adapters {
+    /// Folder of the adapter for all requests.
+    for_all: Option<PathBuf>,
+    /// Names and folders of the adapters that requests select.
+    named: Vec<(String, PathBuf)>,
+}
+
+fn adapters(given: &[PathBuf]) -> Result<Adapters, Error> {
+    let Adapters {
+        mut for_all,
+        mut named,
+    } = Adapters::default();
+    for value in given {
+        let text = value.to_string_lossy();
+        match text.split_once('=') {
+            // A folder whose name contains the sign is a folder.
+            Some((name, folder)) if !value.exists() => named.push((name.to_owned(), PathBuf::from(folder))),
+            _ if for_all.is_none() => for_all = Some(value.clone()),
+            _ => {
+                return Err(Error::misuse(
+                    "expected one --lora for all requests, found several",
+                    "give each adapter a name: --lora NAME=DIR",
+                ));
+            }
+        }
+    }
+    if for_all.is_some() && !named.is_empty() {
+        return Err(Error::misuse(
+            "expected adapters with names or one for all requests, found both",
+            "give each adapter a name: --lora NAME=DIR",
+        ));
+    }
+    Ok(Adapters { for_all, named })
 }

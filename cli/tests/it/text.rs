@@ -213,9 +213,28 @@ fn adapters_are_trained_on_packed_weights() {
         let before = generated(model, &["--weights", "f32"]);
         let adapted = generated(model, &["--lora", &lora, "--weights", "f32"]);
         assert_ne!(adapted["token_ids"], before["token_ids"], "{model}");
+        // The adapters are computed beside packed weights, too.
+        for weights in ["q4", "q8", "f16"] {
+            let before = generated(model, &["--weights", weights]);
+            let adapted = generated(model, &["--lora", &lora, "--weights", weights]);
+            assert_ne!(adapted["token_ids"], before["token_ids"], "{model} in {weights}");
+        }
         for made in [run, lora] {
             std::fs::remove_dir_all(made).expect("it was made");
         }
+    }
+}
+
+#[test]
+fn a_number_of_steps_is_kept() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let text = folder.path().join("text.txt");
+    std::fs::write(&text, "The Queen said no. ".repeat(400)).expect("written");
+    let model = root("tests/fixtures/transformers/llama");
+    let model = model.to_str().expect("text");
+    for steps in ["1", "8", "300"] {
+        let summary = trained(&text, model, &["--seq", "16", "--batch", "4", "--steps", steps]);
+        assert_eq!(summary["steps"].to_string(), steps);
     }
 }
 

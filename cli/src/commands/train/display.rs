@@ -8,7 +8,7 @@ use meganeura::nn::trainer::{EpochBegin, EpochReport, Evaluation, Observer, Step
 use serde_json::{Value, json};
 
 use super::finite;
-use crate::output::line;
+use crate::output::{line, notice};
 
 /// Adds the quality to an object under names that begin with the name of the examples: accuracy, or errors of regression.
 pub(super) fn add_quality(object: &mut Value, examples: &str, evaluation: &Evaluation) {
@@ -61,7 +61,15 @@ pub(super) struct Display {
     resumed: u64,
     /// Name of the examples that are evaluated: validation or test.
     examples: &'static str,
+    /// Time of the last line of progress, where no bar is shown.
+    latest: Instant,
+    /// Pause before the next one.
+    pause: Duration,
 }
+
+/// Pause before the first line of progress where no bar is shown, and between two of them.
+const FIRST_PAUSE: Duration = Duration::from_secs(2);
+const PAUSE: Duration = Duration::from_secs(10);
 
 impl Display {
     pub(super) fn of(examples: &'static str) -> Self {
@@ -71,6 +79,8 @@ impl Display {
             start: Instant::now(),
             resumed: 0,
             examples,
+            latest: Instant::now(),
+            pause: FIRST_PAUSE,
         }
     }
 }
@@ -84,6 +94,7 @@ fn remaining(elapsed: Duration, done: u64, all: u64) -> Duration {
 impl Observer for Display {
     fn on_train_begin(&mut self, begin: &TrainBegin) -> ControlFlow<()> {
         (self.start, self.resumed) = (Instant::now(), begin.resumed_steps);
+        self.latest = self.start;
         let said = match begin.resumed_steps {
             0 => Ok(()),
             steps => line(format_args!("resumed after step {steps}")),
@@ -100,12 +111,26 @@ impl Observer for Display {
         }
         self.epochs = begin.epochs;
         bar.set_prefix(format!("{}/{}", begin.epoch, begin.epochs));
+        // The bar appears before the first step is complete.
+        bar.tick();
         self.bar = Some(bar);
         ControlFlow::Continue(())
     }
 
     fn on_step(&mut self, info: &StepInfo) -> ControlFlow<()> {
         if let Some(bar) = &self.bar {
+            if bar.is_hidden() && self.latest.elapsed() >= self.pause {
+                (self.latest, self.pause) = (Instant::now(), PAUSE);
+                let loss = info.loss.map_or_else(String::new, |loss| format!("  loss {loss:.4}"));
+                let (epoch, epochs) = (info.epoch, self.epochs);
+                let written = notice(format_args!(
+                    "epoch {epoch}/{epochs}  step {}/{}{loss}",
+                    info.step, info.steps
+                ));
+                if written.is_err() {
+                    return ControlFlow::Break(());
+                }
+            }
             if info.step > 1 && bar.position() == 0 {
                 // Of a resumed run: these steps took no time.
                 bar.set_position(info.step as u64 - 1);

@@ -60,7 +60,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "N")]
     seq: Option<usize>,
 
-    /// Steps, rounded up to whole epochs [default: 400 for tiny, 100 for a checkpoint]
+    /// Number of steps [default: 400 for tiny, 100 for a checkpoint, rounded up to whole epochs]
     #[arg(long, value_name = "N", conflicts_with = "epochs")]
     steps: Option<usize>,
 
@@ -250,6 +250,7 @@ impl Model {
                 network: LlamaConfig::small(tokenizer.vocab()),
                 context,
                 stop,
+                sampling: Default::default(),
                 projections: Projections::Separate,
             },
             tokenizer,
@@ -319,6 +320,7 @@ fn config(args: &Args, train: &Dataset, model: &Model) -> TrainConfig {
         groups.push(ParameterGroup::new(["*norm.weight"]).weight_decay(0.0));
     }
     TrainConfig {
+        max_steps: args.steps.map(|steps| steps as u64),
         clip: usual.clip.or(Some(GradientClip::Norm(1.0))),
         groups,
         features: TOKENS.to_owned(),
