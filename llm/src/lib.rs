@@ -42,6 +42,7 @@ mod gguf;
 pub mod hub;
 pub mod library;
 mod plans;
+mod pooling;
 pub mod sampling;
 pub mod saving;
 mod softmax;

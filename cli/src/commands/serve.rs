@@ -243,10 +243,7 @@ struct Adapters {
 }
 
 fn adapters(given: &[PathBuf]) -> Result<Adapters, Error> {
-    let Adapters {
-        mut for_all,
-        mut named,
-    } = Adapters::default();
+    let Adapters { mut for_all, mut named } = Adapters::default();
     for value in given {
         let text = value.to_string_lossy();
         match text.split_once('=') {

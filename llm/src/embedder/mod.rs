@@ -3,7 +3,6 @@
 mod config;
 
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::sync::Arc;
 
 use meganeura_core::backend::{Device, DeviceKind};
@@ -14,6 +13,7 @@ use meganeura_nn::models::{ATTENTION_MASK, BertConfig, POOLING_WEIGHTS, TOKENS};
 use crate::checkpoint::Checkpoint;
 use crate::gguf::{self, Gguf};
 use crate::plans::{Joined, Plans, StepShape};
+pub use crate::pooling::Pooling;
 use crate::tokenizer::Tokenizer;
 pub use config::FAMILIES;
 
@@ -21,31 +21,6 @@ pub use config::FAMILIES;
 const MIN_ROWS: usize = 16;
 /// Texts of a step on a device whose launches take long beside a text, as GPUs' do.
 const TEXTS: usize = 8;
-
-/// How the rows of a text's tokens become one vector.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Pooling {
-    /// Their mean.
-    #[default]
-    Mean,
-    /// The row of the first token.
-    Cls,
-}
-
-impl FromStr for Pooling {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        match text {
-            "mean" => Ok(Pooling::Mean),
-            "cls" => Ok(Pooling::Cls),
-            _ => Err(Error::misuse(
-                format!("there is no pooling '{text}'"),
-                "use mean, or cls for the first token",
-            )),
-        }
-    }
-}
 
 /// An encoder and what becomes of its rows.
 #[derive(Clone, Debug, PartialEq)]

@@ -4,7 +4,7 @@ use meganeura_core::{Error, Result};
 
 use super::blocks::{BlockPool, Identity};
 use super::inputs::Part;
-use super::{Constraint, Finish, SequenceId, SequenceRequest};
+use super::request::{Chosen, Constraint, Finish, SequenceId, SequenceRequest};
 use crate::config::ModelConfig;
 use crate::sampling::{Sampler, Seeds, sort_likeliest};
 use crate::softmax;
@@ -48,16 +48,6 @@ pub(super) struct Sequence {
     prompt_is_reported: bool,
     /// Logits of the next token, until the constraint has its mask.
     held: Option<HeldLogits>,
-}
-
-/// A token that was chosen.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Chosen {
-    /// The token.
-    pub token: u32,
-    /// Its natural logarithm of the probability, and the most likely tokens with theirs, by the model's logits alone; if
-    /// asked for.
-    pub logprobs: Option<(f32, Vec<(u32, f32)>)>,
 }
 
 /// What the next token is chosen by.

@@ -10,13 +10,9 @@ use serde_json::{Value as Json, json};
 
 use super::tokenizer::{ADDED, Around, BertPieces, CONTROL, Mark, ModelKind, UNKNOWN, Vocabulary};
 use super::{Gguf, names};
-use crate::embedder::Pooling;
+use crate::pooling::Pooling;
 use crate::tensors::element::Element;
 
-/// Architecture of encoders.
-pub(super) const ARCHITECTURE: &str = "bert";
-/// Name of WordPiece vocabularies in `tokenizer.ggml.model`.
-pub(super) const KIND: &str = "bert";
 /// Begins tokens that begin words. Files have it instead of the `##` of tokens that continue words.
 const WORD: &str = "\u{2581}";
 const CONTINUES: &str = "##";
@@ -24,7 +20,7 @@ const CONTINUES: &str = "##";
 impl Gguf {
     /// Returns whether the file contains an encoder.
     pub(crate) fn is_encoder(&self) -> bool {
-        self.architecture().is_ok_and(|name| name == ARCHITECTURE)
+        self.architecture().is_ok_and(|name| name == names::ENCODER)
     }
 
     /// Returns the text of the `config.json` that describes the encoder. Files do not contain the activation; it is `gelu`,

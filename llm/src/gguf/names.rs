@@ -1,11 +1,13 @@
 //! Names of tensors.
 
-use super::encoder;
-
 /// Frequencies of rotary positions.
 pub(super) const FREQUENCIES: &str = "rope_freqs.weight";
 /// The table of embeddings.
 pub(super) const EMBEDDING: &str = "token_embd.weight";
+/// Architecture of encoders.
+pub(super) const ENCODER: &str = "bert";
+/// Name of WordPiece vocabularies in `tokenizer.ggml.model`.
+pub(super) const WORD_PIECES: &str = "bert";
 /// The tables of positions and of types of tokens of encoders.
 pub(super) const POSITIONS: &str = "position_embd.weight";
 pub(super) const TOKEN_TYPES: &str = "token_types.weight";
@@ -113,7 +115,7 @@ fn of_encoder(name: &str) -> Option<String> {
 
 /// The name of a tensor in a checkpoint; that of one that is in none stays.
 pub(super) fn of_checkpoint(architecture: &str, name: &str) -> String {
-    if architecture == encoder::ARCHITECTURE {
+    if architecture == ENCODER {
         return of_encoder(name).unwrap_or_else(|| name.to_owned());
     }
     match name {

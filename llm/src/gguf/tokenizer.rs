@@ -9,7 +9,7 @@ use serde_json::{Map, Value as Json, json};
 
 use super::model::without;
 use super::pre_tokenizers::PreTokenizer;
-use super::{Gguf, List, Value, encoder, names, pieces};
+use super::{Gguf, List, Value, names, pieces};
 
 /// What a token is, by the numbers of the format: what stands for the unknown, marks that are not shown, words that
 /// somebody added, and bytes.
@@ -155,9 +155,9 @@ impl Gguf {
         let usual = match (self.tokenizer_kind()?, name) {
             (Some(pieces::KIND), "bos") => Some(1),
             (Some(pieces::KIND), "eos") => Some(2),
-            (Some(encoder::KIND), "cls") => Some(101),
-            (Some(encoder::KIND), "seperator") => Some(102),
-            (Some(encoder::KIND), "unknown") => Some(100),
+            (Some(names::WORD_PIECES), "cls") => Some(101),
+            (Some(names::WORD_PIECES), "seperator") => Some(102),
+            (Some(names::WORD_PIECES), "unknown") => Some(100),
             _ => None,
         };
         Ok(self.token_id(name)?.or(usual))
@@ -234,7 +234,7 @@ impl Gguf {
         match self.tokenizer_kind()? {
             Some("gpt2") => self.byte_pairs(),
             Some(pieces::KIND) => self.pieces(),
-            Some(encoder::KIND) => self.word_pieces(),
+            Some(names::WORD_PIECES) => self.word_pieces(),
             Some(other) => Err(self.unsupported(format!("a tokenizer of the kind '{other}'"), REMEDY)),
             None => Err(without(self, "tokenizer", REMEDY)),
         }
@@ -248,7 +248,7 @@ impl Gguf {
         self.check_token_ids()?;
         match self.tokenizer_kind()? {
             Some("gpt2") => self.pre_tokenizer().map(drop),
-            Some(pieces::KIND | encoder::KIND) => Ok(()),
+            Some(pieces::KIND | names::WORD_PIECES) => Ok(()),
             // The error is the other's.
             _ => self.tokenizer().map(drop),
         }

@@ -171,7 +171,8 @@ fn a_text_with_its_own_first_token_gets_no_second_one() {
     let mark = json!({"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}});
     let text = json!({"Sequence": {"id": "A", "type_id": 0}});
     let tokens = json!({"<|endoftext|>": {"id": "<|endoftext|>", "ids": [0], "tokens": ["<|endoftext|>"]}});
-    let processor = json!({"type": "TemplateProcessing", "single": [mark, text], "pair": [mark, text], "special_tokens": tokens});
+    let processor =
+        json!({"type": "TemplateProcessing", "single": [mark, text], "pair": [mark, text], "special_tokens": tokens});
     let (plain, marked) = with(&[("post_processor", processor)]);
     let wanted = [&[0][..], &plain.encode("Hi").expect("tokens")].concat();
     assert_eq!(marked.encode("Hi").expect("tokens"), wanted);

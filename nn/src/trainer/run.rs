@@ -125,7 +125,7 @@ impl<'r, 'd> Run<'r, 'd> {
             // It had ended already.
             self.stop = Some(Stop::EarlyStopping);
         }
-        while self.stop.is_none() && self.reports.len() < epochs && self.total < limit {
+        while self.stop.is_none() && self.reports.len() < epochs && (self.total < limit || self.in_epoch.is_some()) {
             self.epoch = self.reports.len() + 1;
             let Some(report) = self.epoch()? else { break };
             ::log::debug!("{report}");
