@@ -522,6 +522,15 @@ fn f32_to_bf16(x: f32) -> u32 {
     return (bits + 0x7fffu + odd) >> 16u;
 }
 
+// Numbers rounded to half precision.
+fn round_to_f16(x: f32) -> f32 {
+    return f16_to_f32(f32_to_f16(x));
+}
+
+fn round_to_bf16(x: f32) -> f32 {
+    return bf16_to_f32(f32_to_bf16(x));
+}
+
 // Counter-based random words, the same as the core's `random_word`.
 fn random_mix(word: u32) -> u32 {
     var x = word;
