@@ -97,8 +97,8 @@ impl<'c, 'm> Call<'c, 'm> {
     fn name_nodes(&mut self, first: usize) {
         let name = self.importer.full_name(node_place(self.node));
         let graph = &mut self.importer.graph;
-        let made: Vec<NodeId> = graph.node_ids().skip(first).collect();
-        for id in made {
+        for index in first..graph.nodes().len() {
+            let id = NodeId::new(index as u32);
             let node = &graph.nodes()[id.index()];
             if node.name.is_none() && node.is_op() {
                 graph.named(id, &name);
