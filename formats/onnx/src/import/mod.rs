@@ -436,7 +436,9 @@ impl<'m> Importer<'m> {
             });
             node
         } else {
-            let data = tensor.to_constant().ok_or("a constant cannot be converted")?;
+            let data = tensor
+                .to_constant()
+                .map_err(|e| format!("constant `{}`: {e}", known.name))?;
             self.graph.constant_data(data, tensor.dims())
         };
         if let Some(error) = self.graph.errors().get(before) {

@@ -719,3 +719,35 @@ fn regions_decide_their_samples() {
         assert_eq!(found[0].to_f32(), expected, "{mode}");
     }
 }
+
+#[test]
+fn integers_beyond_32_bits_are_refused_in_a_graph() {
+    // The sum of constants is exact, and compared exactly.
+    let exact = changed(|g| {
+        let mut cast = node("Cast", "cast", &["less"], &["y"]);
+        cast.attribute = vec![int_attribute("to", 1)];
+        g.node = vec![
+            node("Add", "add", &["a", "b"], &["sum"]),
+            node("Less", "less", &["b", "sum"], &["less"]),
+            cast,
+        ];
+        g.initializer = vec![ints("a", &[1]), ints("b", &[1 << 40])];
+        g.input.clear();
+        g.output = vec![value("y", &[1])];
+    });
+    assert_eq!(results(&exact, &[])[0].to_f32(), [1.0]);
+    let (_, message) = issue(|g| {
+        g.node = vec![node("Gather", "gather", &["table", "index"], &["y"])];
+        g.initializer = vec![ints("table", &[1 << 40, 7])];
+        let mut index = value("index", &[1]);
+        if let Some(type_proto::Value::Tensor(tensor)) = index.r#type.as_mut().and_then(|t| t.value.as_mut()) {
+            tensor.elem_type = 7;
+        }
+        g.input = vec![index];
+        g.output = vec![value("y", &[1])];
+    });
+    assert!(
+        message.contains("`table`: 1099511627776 does not fit into i32"),
+        "{message}"
+    );
+}
