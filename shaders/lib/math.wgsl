@@ -279,14 +279,40 @@ fn hard_sigmoid_f32(x: f32) -> f32 {
     return clamp_f32(x + 3.0, 0.0, 6.0) * (1.0 / 6.0);
 }
 
-fn mod_f32(a: f32, b: f32) -> f32 {
-    var r = fma(-floor(a / b), b, a);
-    // The quotient may have been rounded to the next whole number.
-    if (r != 0.0 && (r < 0.0) != (b < 0.0)) {
-        r += b;
+// a - b trunc(a / b), exact for every quotient: long division of the significands, eight bits at a time.
+fn rest_f32(a: f32, b: f32) -> f32 {
+    let dividend = bitcast<u32>(a) & 0x7fffffffu;
+    let divisor = bitcast<u32>(b) & 0x7fffffffu;
+    if (dividend >= 0x7f800000u || divisor > 0x7f800000u || divisor == 0u) {
+        return from_bits(0x7fc00000u);
     }
-    if (abs(r) >= abs(b)) {
-        r -= b;
+    if (dividend < divisor) {
+        return a;
+    }
+    // Numbers below the smallest normal one have its exponent, 1.
+    var exponent = max(divisor >> 23u, 1u);
+    var left = max(dividend >> 23u, 1u) - exponent;
+    let whole = (divisor & 0x7fffffu) | select(0u, 0x800000u, divisor >= 0x800000u);
+    var rest = ((dividend & 0x7fffffu) | select(0u, 0x800000u, dividend >= 0x800000u)) % whole;
+    while (left > 0u && rest > 0u) {
+        let bits = min(left, 8u);
+        rest = (rest << bits) % whole;
+        left -= bits;
+    }
+    let sign = bitcast<u32>(a) & 0x80000000u;
+    if (rest == 0u) {
+        return from_bits(sign);
+    }
+    let shift = min(countLeadingZeros(rest) - 8u, exponent - 1u);
+    rest = rest << shift;
+    exponent = select(0u, exponent - shift, rest >= 0x800000u);
+    return from_bits(sign | (exponent << 23u) | (rest & 0x7fffffu));
+}
+
+fn mod_f32(a: f32, b: f32) -> f32 {
+    let r = rest_f32(a, b);
+    if (r != 0.0 && (r < 0.0) != (b < 0.0)) {
+        return r + b;
     }
     return r;
 }
@@ -494,6 +520,15 @@ fn f32_to_bf16(x: f32) -> u32 {
     }
     let odd = (bits >> 16u) & 1u;
     return (bits + 0x7fffu + odd) >> 16u;
+}
+
+// Numbers rounded to half precision.
+fn round_to_f16(x: f32) -> f32 {
+    return f16_to_f32(f32_to_f16(x));
+}
+
+fn round_to_bf16(x: f32) -> f32 {
+    return bf16_to_f32(f32_to_bf16(x));
 }
 
 // Counter-based random words, the same as the core's `random_word`.

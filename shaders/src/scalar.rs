@@ -4,7 +4,7 @@ use meganeura_core::DType;
 use meganeura_core::attrs::Attrs;
 use meganeura_core::ops::{Call, drop_threshold};
 
-/// Dtypes of operands. Half precision is computed in `f32`, and rounded where a result is stored.
+/// Dtypes of operands. Half precision is computed in `f32`, and rounded by casts and where a result is stored.
 pub const DTYPES: [DType; 5] = [DType::F32, DType::F16, DType::BF16, DType::U32, DType::I32];
 
 /// Whether an operator is elementwise and known here, for these types.
@@ -58,7 +58,7 @@ pub(super) fn expression(name: &str, call: &Call, x: &[String], number: &str) ->
     };
     let from = compute_type(ty.dtype);
     let text = match name {
-        "core.cast" => Some(cast(from, compute_type(call.attrs.dtype("to")?))),
+        "core.cast" => Some(cast(ty.dtype, call.attrs.dtype("to")?)),
         _ => OPERATORS
             .iter()
             .find(|row| row.0 == name && row.1.has(from))
@@ -206,10 +206,13 @@ const OPERATORS: &[(&str, Of, &str)] = &[
     ("core.dropout",       Of::Any,   "select({a} * {scale}, 0.0, random_word({b}, {uid}, {c}, {element}) < {threshold})"),
 ];
 
-/// A conversion; half precision is rounded where it is stored.
+/// A conversion. Values of half precision are held in `f32`, so a cast to half precision rounds them.
 fn cast(from: DType, to: DType) -> &'static str {
-    match (from, to) {
-        (from, to) if from == to => "{a}",
+    match (compute_type(from), to) {
+        _ if from == to => "{a}",
+        (_, DType::F16) => "round_to_f16(f32({a}))",
+        (_, DType::BF16) => "round_to_bf16(f32({a}))",
+        (DType::F32, DType::F32) => "{a}",
         (DType::F32, DType::U32) => "f32_to_u32({a})",
         (DType::F32, DType::I32) => "f32_to_i32({a})",
         (_, DType::F32) => "f32({a})",

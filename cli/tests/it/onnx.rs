@@ -372,3 +372,84 @@ fn a_convolutional_classifier_learns_the_digits_further() {
     let accuracy = summary["test_accuracy"].as_f64().expect("a number");
     assert!(accuracy > 0.9, "{accuracy}");
 }
+
+/// A field of a protocol buffer that contains bytes.
+fn field(number: u8, content: &[u8]) -> Vec<u8> {
+    let length = u8::try_from(content.len()).expect("a short field");
+    assert!(length < 128, "a short field");
+    [&[number << 3 | 2, length], content].concat()
+}
+
+/// A field of a protocol buffer that contains a small number.
+fn number(number: u8, value: u8) -> Vec<u8> {
+    vec![number << 3, value]
+}
+
+/// The file of `y = (x + w) * k` with two floats in `x` and `w` and one in `k`; `w` has a default.
+fn write_sum(path: &Path) {
+    let value = |name: &str, size: u8| {
+        let shape = field(2, &field(1, &number(1, size)));
+        let ty = field(1, &[number(1, 1), shape].concat());
+        [field(1, name.as_bytes()), field(2, &ty)].concat()
+    };
+    let node = |op: &str, inputs: [&str; 2], output: &str| {
+        let inputs: Vec<u8> = inputs.iter().flat_map(|i| field(1, i.as_bytes())).collect();
+        [inputs, field(2, output.as_bytes()), field(4, op.as_bytes())].concat()
+    };
+    let data: Vec<u8> = [1.0f32, 2.0].iter().flat_map(|v| v.to_le_bytes()).collect();
+    let weight = [number(1, 2), number(2, 1), field(8, b"w"), field(9, &data)].concat();
+    let graph = [
+        field(1, &node("Add", ["x", "w"], "s")),
+        field(1, &node("Mul", ["s", "k"], "y")),
+        field(2, b"g"),
+        field(5, &weight),
+    ];
+    let ports = ["x", "w", "k"].map(|name| field(11, &value(name, if name == "k" { 1 } else { 2 })));
+    let graph = [graph.concat(), ports.concat(), field(12, &value("y", 2))].concat();
+    let length = [(graph.len() % 128) as u8 | 128, (graph.len() / 128) as u8];
+    let opset = field(8, &number(2, 9));
+    let model = [number(1, 3), vec![7 << 3 | 2], length.to_vec(), graph, opset].concat();
+    fs::write(path, model).expect("writable");
+}
+
+#[test]
+fn files_and_options_give_inputs_with_and_without_defaults() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    write_sum(&folder.path().join("m.onnx"));
+    fs::create_dir(folder.path().join("in")).expect("writable");
+    let write = |name: &str, data: &[f32]| {
+        meganeura::nn::data::write_npy(folder.path().join(name), &[data.len()], data).expect("writable");
+    };
+    let run = |options: &[&str]| {
+        let (results, inputs) = (at("out"), at("in"));
+        let mut args = vec!["run", "MODEL", "--output-dir", &results, "--device", "cpu"];
+        let model = at("m.onnx");
+        args[1] = &model;
+        if !options.contains(&"--input") {
+            args.extend(["--inputs-dir", &inputs]);
+        }
+        args.extend(options);
+        let (code, _, err) = call(&args);
+        match code {
+            Some(0) => {
+                let found = meganeura::nn::data::read_npy(folder.path().join("out/output_0.npy"));
+                Ok(found.expect("results").to_f32())
+            }
+            _ => Err(err),
+        }
+    };
+    write("in/x.npy", &[10.0, 20.0]);
+    assert!(run(&[]).expect_err("k is missing").contains("k.npy"));
+    assert_eq!(run(&["--set", "k=3"]), Ok(vec![33.0, 66.0]));
+    write("in/w.npy", &[100.0, 200.0]);
+    assert_eq!(run(&["--set", "k=1"]), Ok(vec![110.0, 220.0]));
+    let (x, w) = (format!("x={}", at("in/x.npy")), format!("w={}", at("in/w.npy")));
+    let given = ["--input", &x, "--input", &w, "--set", "k=2"];
+    assert_eq!(run(&given), Ok(vec![220.0, 440.0]));
+    let error = run(&["--set", "x=1", "--set", "k=1"]).expect_err("x.npy is of no use");
+    assert!(error.contains("x.npy") && error.contains("--set"), "{error}");
+    write("in/weight.npy", &[0.0]);
+    let error = run(&["--set", "k=1"]).expect_err("no input has this name");
+    assert!(error.contains("weight.npy") && error.contains("x, k, w"), "{error}");
+}

@@ -7,9 +7,56 @@ use super::{Arity, AttrDecls, AttrKind, Call, Cost, Doc, Gradient, OpRef, Operat
 use crate::NodeId;
 use crate::attrs::Attrs;
 use crate::graph::{Graph, Value};
+use crate::reference::RefCall;
 use crate::shape::{Shape, TensorType};
 
+/// Operands of each concatenation in the decomposition of one with more. Kernels of GPUs bind only a few buffers.
+const GROUP: usize = 8;
+
 pub(super) struct Concat;
+
+/// Concatenates tensors by concatenations of at most [`GROUP`] operands each; so few are padded and selected from.
+fn join(g: &mut Graph, parts: &[Value], axis: usize) -> Value {
+    if parts.len() <= GROUP {
+        return select_parts(g, parts, axis);
+    }
+    let mut level = parts.to_vec();
+    while level.len() > 1 {
+        let groups = level.chunks(GROUP).map(|group| match group {
+            [one] => *one,
+            several => g.concat(several, axis as i32).into(),
+        });
+        level = groups.collect();
+    }
+    level[0]
+}
+
+/// The concatenation as each part, padded to the whole size, where the indices along the axis are its own.
+fn select_parts(g: &mut Graph, parts: &[Value], axis: usize) -> Value {
+    let sizes: Vec<usize> = parts.iter().map(|&part| g.shape(part)[axis]).collect();
+    let total: usize = sizes.iter().sum();
+    let rank = g.shape(parts[0]).len();
+    let mut joined: Option<Value> = None;
+    let mut start = 0;
+    for (&part, size) in parts.iter().zip(sizes) {
+        let end = start + size;
+        let (mut low, mut high) = (vec![0; rank], vec![0; rank]);
+        (low[axis], high[axis]) = (start, total - end);
+        let padded: Value = g.pad(part, &low, &high, 0.0).into();
+        joined = Some(match joined {
+            None => padded,
+            Some(before) => {
+                let mut dims = vec![1; rank];
+                dims[axis] = total;
+                let own = (0..total).map(|i| u32::from(i >= start)).collect();
+                let own = g.constant_u32(own, &dims);
+                g.select(own, padded, before).into()
+            }
+        });
+        start = end;
+    }
+    joined.unwrap_or(parts[0])
+}
 
 impl Operator for Concat {
     fn name(&self) -> &'static str {
@@ -76,7 +123,7 @@ impl Operator for Concat {
     }
 
     fn semantics(&self) -> Semantics<'_> {
-        Semantics::primitive(|call| {
+        let reference = |call: &RefCall| {
             let rank = call.outputs[0].shape.rank() as i64;
             let axis = call.int("axis");
             let axis = if axis < 0 { axis + rank } else { axis } as usize;
@@ -89,6 +136,10 @@ impl Operator for Concat {
                 }
             }
             vec![out]
+        };
+        Semantics::both(reference, |x| {
+            let axis = x.outputs[0].shape.axis(x.attrs.int("axis")?)?;
+            Ok(vec![join(x.graph, x.inputs, axis)])
         })
     }
 
@@ -116,6 +167,9 @@ impl Operator for Concat {
             (vec![vec![2, 3], vec![2, 4]], 1),
             (vec![vec![2, 3], vec![2, 4]], -1),
             (vec![s.clone(), vec![s[0], 2, s[2]], s], 1),
+            // More operands than a kernel of a GPU binds, some of them empty.
+            ((0..9).map(|i| vec![2, 1 + i % 2]).collect(), 1),
+            ((0..60).map(|i| vec![i % 3, 2]).collect(), 0),
         ];
         cases
             .into_iter()

@@ -117,7 +117,6 @@ fn every_operator_comes_down_to_the_primitive_set() {
         "core.expand",
         "core.slice",
         "core.pad",
-        "core.concat",
         "core.gather",
         "core.scatter_add",
         "core.stop_gradient",

@@ -121,6 +121,8 @@ pub struct Model {
     path: Option<PathBuf>,
     inputs: Vec<Port>,
     outputs: Vec<Port>,
+    /// Inputs whose initializer is their default value.
+    defaults: Vec<Port>,
 }
 
 impl Model {
@@ -159,14 +161,17 @@ impl Model {
                 proto.ir_version
             )));
         }
-        // Since version 4 a parameter need not be an input too.
+        // An input with an initializer has that as its default; before version 4 of the format every initializer is an input.
         let parameters: HashSet<&str> = graph.initializer.iter().map(|t| t.name.as_str()).collect();
-        let inputs = graph.input.iter().filter(|v| !parameters.contains(v.name.as_str()));
-        let inputs = inputs.map(port).collect::<Result<_>>()?;
+        let (defaults, inputs): (Vec<_>, Vec<_>) =
+            graph.input.iter().partition(|v| parameters.contains(v.name.as_str()));
+        let inputs = inputs.into_iter().map(port).collect::<Result<_>>()?;
+        let defaults = defaults.into_iter().map(port).collect::<Result<_>>()?;
         let outputs = graph.output.iter().map(port).collect::<Result<_>>()?;
         Ok(Model {
             inputs,
             outputs,
+            defaults,
             path: None,
             proto,
         })
@@ -175,6 +180,12 @@ impl Model {
     /// What the model takes, in the order of the file.
     pub fn inputs(&self) -> &[Port] {
         &self.inputs
+    }
+
+    /// Inputs that need not be given, because an initializer has their default value. [`ImportOptions::constants`] gives
+    /// them other values.
+    pub fn defaults(&self) -> &[Port] {
+        &self.defaults
     }
 
     /// What the model gives, in the order of the file. The graph knows shapes that the file leaves open.

@@ -1,11 +1,15 @@
 //! A model that is ready to run.
 
+use std::borrow::Cow;
+use std::collections::HashMap;
+
 use meganeura_compiler::{Builder, OptimizeReport};
 use meganeura_core::Session;
 
+use crate::element::ElementType;
 use crate::error::{Error, Result};
 use crate::import::{Import, ImportOptions, TensorInfo};
-use crate::model::{Dims, Model};
+use crate::model::{Dims, Model, Port};
 use crate::tensor::Tensor;
 
 /// A model in a session, with its weights.
@@ -31,13 +35,44 @@ impl Runner {
     /// # Errors
     /// As [`Runner::new`] and [`Model::dims_of`].
     pub fn for_inputs(model: &Model, inputs: &[Tensor], builder: &Builder) -> Result<Self> {
-        let ports = model.inputs();
+        Runner::with_constants(model, inputs, &HashMap::new(), builder)
+    }
+
+    /// [`Runner::for_inputs`] of a model some of whose inputs are constants: values by name, also of [`Model::defaults`].
+    /// `inputs` are the other ones.
+    ///
+    /// # Errors
+    /// As [`Runner::for_inputs`]; [`Error::Input`] if a constant has another type than the input, or the model has no input
+    /// of its name.
+    pub fn with_constants(
+        model: &Model,
+        inputs: &[Tensor],
+        constants: &HashMap<String, Tensor>,
+        builder: &Builder,
+    ) -> Result<Self> {
+        let all = || model.inputs().iter().chain(model.defaults());
+        let mut values = HashMap::new();
+        for (name, tensor) in constants {
+            let port = all().find(|p| p.name == *name);
+            let port = port.ok_or_else(|| Error::Input(format!("the model has no input `{name}`")))?;
+            values.insert(name.clone(), converted(tensor, &port.name, port.element)?.into_owned());
+        }
+        let ports: Vec<&Port> = model
+            .inputs()
+            .iter()
+            .filter(|p| !constants.contains_key(&p.name))
+            .collect();
         if ports.len() != inputs.len() {
             let names: Vec<&str> = ports.iter().map(|p| p.name.as_str()).collect();
             return Err(wrong_count(inputs.len(), &names));
         }
         let shapes = ports.iter().zip(inputs).map(|(p, t)| (p.name.as_str(), t.dims()));
+        let own = values
+            .iter()
+            .filter(|(name, _)| model.inputs().iter().any(|p| p.name == **name));
+        let shapes = shapes.chain(own.map(|(name, t)| (name.as_str(), t.dims())));
         let mut import_options = ImportOptions::new(model.dims_of(shapes)?);
+        import_options.constants = values;
         let first = model.import(&import_options);
         let (import, constants) = match first {
             Err(Error::Unsupported(report)) if report.depends_on_data() => {
@@ -139,25 +174,7 @@ impl Runner {
             return Err(wrong_count(inputs.len(), &names));
         }
         for (info, tensor) in self.inputs.iter().zip(given) {
-            let converted;
-            let tensor = match tensor.element() == info.element {
-                true => tensor,
-                // The float types of an array library are not always those of a model.
-                false if tensor.element().is_float() && info.element.is_float() => {
-                    converted = tensor.cast(info.element);
-                    &converted
-                }
-                false if tensor.ints().is_some() && !info.element.is_float() && fits(tensor, info.element) => {
-                    converted = tensor.cast(info.element);
-                    &converted
-                }
-                false => {
-                    let (name, wanted, found) = (&info.name, info.element, tensor.element());
-                    return Err(Error::Input(format!(
-                        "input `{name}` is {wanted}, and {found} is given"
-                    )));
-                }
-            };
+            let tensor = converted(tensor, &info.name, info.element)?;
             if tensor.dims() != info.dims {
                 let (name, wanted, found) = (&info.name, &info.dims, tensor.dims());
                 return Err(Error::Input(format!(
@@ -192,8 +209,25 @@ impl Runner {
     }
 }
 
+/// A tensor in the element type of an input.
+fn converted<'t>(tensor: &'t Tensor, name: &str, element: ElementType) -> Result<Cow<'t, Tensor>> {
+    if tensor.element() == element {
+        return Ok(Cow::Borrowed(tensor));
+    }
+    // The float types of an array library are not always those of a model.
+    let floats = tensor.element().is_float() && element.is_float();
+    let integers = tensor.ints().is_some() && !element.is_float() && fits(tensor, element);
+    if floats || integers {
+        return Ok(Cow::Owned(tensor.cast(element)));
+    }
+    let found = tensor.element();
+    Err(Error::Input(format!(
+        "input `{name}`: expected {element}, found {found}"
+    )))
+}
+
 /// Whether all integers are in the range of the type.
-fn fits(tensor: &Tensor, element: crate::ElementType) -> bool {
+fn fits(tensor: &Tensor, element: ElementType) -> bool {
     let (low, high) = element.range();
     tensor
         .ints()

@@ -227,20 +227,10 @@ impl Tensor {
         }
     }
 
-    /// The elements as a graph's constant. Integers beyond 32 bits, which stand for "to the end", saturate.
-    pub(crate) fn to_constant(&self) -> Option<ConstantData> {
-        let (low, high) = match self.element.dtype() {
-            DType::U32 => (0, i64::from(u32::MAX)),
-            _ => (i64::from(i32::MIN), i64::from(i32::MAX)),
-        };
-        let saturated = self
-            .ints()
-            .map(|data| data.iter().map(|v| (*v).clamp(low, high)).collect());
-        let bytes = match saturated {
-            Some(data) => Tensor::new(self.element, &self.dims, Data::Int(data)).graph_bytes(),
-            None => self.graph_bytes(),
-        };
-        ConstantData::from_bytes(self.element.dtype(), bytes.ok()?)
+    /// The elements as a graph's constant; an error names an integer that does not fit into the graph's type.
+    pub(crate) fn to_constant(&self) -> Result<ConstantData, String> {
+        let data = ConstantData::from_bytes(self.element.dtype(), self.graph_bytes()?);
+        data.ok_or_else(|| format!("a constant of {} cannot be converted", self.element))
     }
 
     /// From bytes that a graph's result has, as the type of the model; as many as the dimensions say.

@@ -191,30 +191,47 @@ fn concat<T: Word>(cx: &CompileCx) -> Result<Compiled, String> {
         parts.push(copy_nest(nest, cx.input::<T>(i), 0, y, start));
         start += shape[axis] * strides[axis] as usize;
     }
-    Ok(Compiled::one(Together { parts }))
+    Ok(Compiled::one(Together::new(parts)))
 }
 
 /// Several independent kernels as one phase.
 struct Together {
     parts: Vec<Box<dyn Kernel>>,
+    /// First task of each part, and the number of all tasks.
+    starts: Vec<usize>,
+}
+
+impl Together {
+    fn new(parts: Vec<Box<dyn Kernel>>) -> Self {
+        let mut starts = vec![0];
+        let mut end = 0;
+        for part in &parts {
+            end += part.tasks();
+            starts.push(end);
+        }
+        Together { parts, starts }
+    }
+
+    /// The part that a task is of, by a binary search: a concatenation may have thousands.
+    fn part_of(&self, task: usize) -> usize {
+        self.starts.partition_point(|&start| start <= task) - 1
+    }
 }
 
 impl Kernel for Together {
     fn tasks(&self) -> usize {
-        self.parts.iter().map(|p| p.tasks()).sum()
+        self.starts.last().copied().unwrap_or(0)
     }
 
     fn nanos(&self) -> u64 {
         self.parts.iter().map(|p| p.nanos()).sum()
     }
 
-    unsafe fn run(&self, mut task: usize, cx: &RunCx) {
-        for part in &self.parts {
-            if task < part.tasks() {
-                // SAFETY: forwarded; the parts write disjoint regions.
-                return unsafe { part.run(task, cx) };
-            }
-            task -= part.tasks();
+    unsafe fn run(&self, task: usize, cx: &RunCx) {
+        let at = self.part_of(task);
+        if let Some(part) = self.parts.get(at) {
+            // SAFETY: forwarded; the parts write disjoint regions.
+            unsafe { part.run(task - self.starts[at], cx) };
         }
     }
 }

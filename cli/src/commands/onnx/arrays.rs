@@ -1,9 +1,10 @@
 //! Tensors from and to NumPy files.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use meganeura::nn::data::{NpyType, read_npy, write_npy_bytes};
-use meganeura::onnx::{ElementType, Port, Tensor};
+use meganeura::onnx::{ElementType, Model, Tensor};
 
 use super::Result;
 
@@ -61,21 +62,38 @@ pub(super) fn write(path: &Path, tensor: &Tensor) -> Result<()> {
     Ok(write_npy_bytes(path, dtype, tensor.dims(), &bytes)?)
 }
 
+/// The file `NAME.npy` of a port in a folder.
+fn named_file(folder: &Path, port: &str) -> Option<PathBuf> {
+    let is_file_name = Path::new(port).file_name().is_some_and(|name| name == port);
+    let path = folder.join(format!("{port}.npy"));
+    (is_file_name && path.exists()).then_some(path)
+}
+
 /// The file of a port in a folder: `NAME.npy`, or `PREFIX_NUMBER.npy`.
 pub(super) fn file_of(folder: &Path, port: &str, prefix: &str, number: usize) -> Option<PathBuf> {
     let numbered = folder.join(format!("{prefix}_{number}.npy"));
-    let is_file_name = Path::new(port).file_name().is_some_and(|name| name == port);
-    let named = folder.join(format!("{port}.npy"));
-    match is_file_name && named.exists() {
-        true => Some(named),
-        false => numbered.exists().then_some(numbered),
-    }
+    named_file(folder, port).or_else(|| numbered.exists().then_some(numbered))
 }
 
-/// All inputs of a model from a folder.
-pub(super) fn inputs_of(folder: &Path, ports: &[Port]) -> Result<Vec<Tensor>> {
-    let mut tensors = Vec::with_capacity(ports.len());
-    for (i, port) in ports.iter().enumerate() {
+/// Values of a model's inputs.
+pub(super) struct Inputs {
+    /// Those that every run takes, in the order of the model.
+    pub(super) tensors: Vec<Tensor>,
+    /// Those that replace a default, or that `--set` gives.
+    pub(super) constants: HashMap<String, Tensor>,
+}
+
+/// All inputs of a model from a folder, except for those that are constants.
+///
+/// # Errors
+/// A file is missing, cannot be read, or is of no input.
+pub(super) fn inputs_of(folder: &Path, model: &Model, mut constants: HashMap<String, Tensor>) -> Result<Inputs> {
+    let mut tensors = Vec::new();
+    let mut used = Vec::new();
+    for (i, port) in model.inputs().iter().enumerate() {
+        if constants.contains_key(&port.name) {
+            continue;
+        }
         let Some(path) = file_of(folder, &port.name, "input", i) else {
             return Err(format!(
                 "{} has neither `{}.npy` nor `input_{i}.npy`, for the input {port}",
@@ -85,6 +103,36 @@ pub(super) fn inputs_of(folder: &Path, ports: &[Port]) -> Result<Vec<Tensor>> {
             .into());
         };
         tensors.push(read(&path)?);
+        used.push(path);
     }
-    Ok(tensors)
+    for port in model.defaults() {
+        if let Some(path) = named_file(folder, &port.name).filter(|_| !constants.contains_key(&port.name)) {
+            constants.insert(port.name.clone(), read(&path)?);
+            used.push(path);
+        }
+    }
+    let entries = std::fs::read_dir(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
+    let mut others = Vec::new();
+    for entry in entries {
+        let path = entry.map_err(|e| format!("{}: {e}", folder.display()))?.path();
+        let is_array = path.extension().is_some_and(|extension| extension == "npy");
+        // References of `check --against` are in the same folder.
+        let is_output = path
+            .file_name()
+            .is_some_and(|name| name.to_string_lossy().starts_with("output_"));
+        if is_array && !is_output && !used.contains(&path) {
+            others.push(path.display().to_string());
+        }
+    }
+    others.sort();
+    if let Some(first) = others.first() {
+        let ports = model.inputs().iter().chain(model.defaults());
+        let names: Vec<&str> = ports.map(|p| p.name.as_str()).collect();
+        return Err(format!(
+            "{first} is a file of no input, or of one that has another file or --set; the model has {}",
+            names.join(", ")
+        )
+        .into());
+    }
+    Ok(Inputs { tensors, constants })
 }

@@ -134,10 +134,14 @@ fn against(args: &Args, model: &Model, folder: &std::path::Path) -> Outcome {
         )
         .into());
     }
-    let inputs = arrays::inputs_of(folder, model.inputs())?;
+    let constants = args.dims.import_options(model)?.constants;
+    let arrays::Inputs {
+        tensors: inputs,
+        constants,
+    } = arrays::inputs_of(folder, model, constants)?;
     // A comparison is of what the model computes, not of what a device rounds to be faster.
     let builder = args.device.builder_at(args.device.precision.unwrap_or(Choice::F32))?;
-    let mut runner = match Runner::for_inputs(model, &inputs, &builder) {
+    let mut runner = match Runner::with_constants(model, &inputs, &constants, &builder) {
         Ok(runner) => runner,
         Err(e) => return failed(e),
     };

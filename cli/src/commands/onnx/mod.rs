@@ -124,7 +124,8 @@ impl DimOptions {
     fn import_options(&self, model: &Model) -> Result<ImportOptions> {
         let mut options = ImportOptions::new(self.dims());
         for (name, value) in &self.constants {
-            let Some(port) = model.inputs().iter().find(|p| p.name == *name) else {
+            let mut ports = model.inputs().iter().chain(model.defaults());
+            let Some(port) = ports.find(|p| p.name == *name) else {
                 let names: Vec<&str> = model.inputs().iter().map(|p| p.name.as_str()).collect();
                 return Err(format!("the model has no input `{name}`; it has {}", names.join(", ")).into());
             };

@@ -7,7 +7,8 @@ use std::time::Instant;
 use meganeura::onnx::{Model, Runner, Tensor, TensorInfo};
 use serde_json::json;
 
-use super::{DeviceOptions, DimOptions, Result, arrays, failed};
+use super::arrays::{self, Inputs};
+use super::{DeviceOptions, DimOptions, Result, failed};
 use crate::commands::Outcome;
 use crate::output::line;
 
@@ -18,6 +19,8 @@ Examples:
 
 A folder of inputs has `NAME.npy` for each of the model's inputs, or `input_0.npy`, `input_1.npy` and so on in the order of
 `meganeura check MODEL.onnx`. Results are `output_0.npy`, `output_1.npy` and so on.
+
+An input with an initializer, such as a weight in files of version 3, has that as its default; a file replaces it.
 
 Exit code: 0 if the model ran, 2 if its file is broken, 3 if it is not supported, 1 otherwise.";
 
@@ -32,7 +35,7 @@ pub(crate) struct Args {
     #[arg(long = "input", value_name = "NAME=FILE", value_parser = input, conflicts_with = "inputs_dir")]
     inputs: Vec<(String, PathBuf)>,
 
-    /// Folder of all inputs.
+    /// Folder of all inputs; every `.npy` file in it must be of an input.
     #[arg(long, value_name = "DIR")]
     inputs_dir: Option<PathBuf>,
 
@@ -62,28 +65,35 @@ fn input(text: &str) -> std::result::Result<(String, PathBuf), String> {
     }
 }
 
-/// All inputs, in the order of the model.
-fn tensors(args: &Args, model: &Model) -> Result<Vec<Tensor>> {
-    let ports = model.inputs();
+/// All inputs from files and options.
+fn inputs(args: &Args, model: &Model) -> Result<Inputs> {
+    let mut constants = args.dims.import_options(model)?.constants;
     if let Some(folder) = &args.inputs_dir {
-        return arrays::inputs_of(folder, ports);
+        return arrays::inputs_of(folder, model, constants);
     }
-    let names: Vec<&str> = ports.iter().map(|p| p.name.as_str()).collect();
+    let all = || model.inputs().iter().chain(model.defaults());
+    let names: Vec<&str> = all().map(|p| p.name.as_str()).collect();
     if let Some((name, _)) = args.inputs.iter().find(|(name, _)| !names.contains(&name.as_str())) {
         return Err(format!("the model has no input `{name}`; it has {}", names.join(", ")).into());
     }
-    let mut tensors = Vec::with_capacity(ports.len());
-    for port in ports {
+    let mut tensors = Vec::new();
+    for (i, port) in all().enumerate() {
         let mut given = args.inputs.iter().filter(|(name, _)| *name == port.name);
-        let Some((_, path)) = given.next() else {
-            return Err(format!("no file for the input {port}: add --input {}=FILE.npy", port.name).into());
-        };
-        if given.next().is_some() {
-            return Err(format!("--input gives `{}` twice", port.name).into());
+        let path = given.next().map(|(_, path)| path);
+        if given.next().is_some() || path.is_some() && constants.contains_key(&port.name) {
+            return Err(format!("--input or --set gives `{}` twice", port.name).into());
         }
-        tensors.push(arrays::read(path)?);
+        let has_default = i >= model.inputs().len();
+        match path {
+            Some(path) if has_default => drop(constants.insert(port.name.clone(), arrays::read(path)?)),
+            Some(path) => tensors.push(arrays::read(path)?),
+            None if has_default || constants.contains_key(&port.name) => {}
+            None => {
+                return Err(format!("no file for the input {port}: add --input {}=FILE.npy", port.name).into());
+            }
+        }
     }
-    Ok(tensors)
+    Ok(Inputs { tensors, constants })
 }
 
 pub(crate) fn run(args: &Args) -> Outcome {
@@ -92,15 +102,16 @@ pub(crate) fn run(args: &Args) -> Outcome {
         Err(e) => return failed(e),
     };
     args.dims.check(&model)?;
-    if let Some((name, _)) = args.dims.constants.first() {
-        return Err(format!("--set {name}: give the input's file, as for the others").into());
-    }
-    let inputs = tensors(args, &model)?;
+    let Inputs {
+        tensors: inputs,
+        constants,
+    } = inputs(args, &model)?;
     let mut dims = args.dims.dims();
     // What the inputs say must agree with --dim.
     let shapes = model
         .inputs()
         .iter()
+        .filter(|p| !constants.contains_key(&p.name))
         .zip(&inputs)
         .map(|(p, t)| (p.name.as_str(), t.dims()));
     let found = model.dims_of(shapes)?;
@@ -113,7 +124,7 @@ pub(crate) fn run(args: &Args) -> Outcome {
     }
     let builder = args.device.builder()?;
     let begin = Instant::now();
-    let mut runner = match Runner::for_inputs(&model, &inputs, &builder) {
+    let mut runner = match Runner::with_constants(&model, &inputs, &constants, &builder) {
         Ok(runner) => runner,
         Err(e) => return failed(e),
     };

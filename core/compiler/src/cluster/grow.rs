@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 
 use super::draft::{Draft, behind_views, fusing};
+use super::spans::Spans;
 use crate::rewrite::Target;
 use meganeura_core::dtype::DType;
 use meganeura_core::error::Result;
@@ -47,6 +48,8 @@ struct Growth<'a> {
     /// Unit of each node that may be merged.
     unit_of: Vec<Option<usize>>,
     units: Vec<Option<Unit>>,
+    /// Places from the first to the last member of each unit.
+    spans: Spans,
     /// Whether steps leave each node alone: the units of such nodes are apart from the others.
     invariant: Vec<bool>,
     launch_ps: f64,
@@ -71,6 +74,7 @@ pub(super) fn grow(graph: &Graph, target: &dyn Target, invariant: Vec<bool>) -> 
         place,
         unit_of: vec![None; order.len()],
         units: Vec::new(),
+        spans: Spans::new(order.len()),
         invariant,
         launch_ps: model.launch.as_secs_f64() * 1e12,
         ps_per_byte: 1e12 / model.bytes_per_second.max(1.0),
@@ -217,6 +221,7 @@ impl Growth<'_> {
             cost: costs[0],
             apart: product.apart.saturating_sub(apart),
         };
+        self.spans.add(self.place[producer.index()], self.place[id.index()]);
         self.unit_of[producer.index()] = Some(to);
         self.units[to] = Some(reduced);
         self.units[from] = Some(multiplied);
@@ -304,23 +309,18 @@ impl Growth<'_> {
         false
     }
 
-    /// The place below which nothing depends on what is at `place` or behind it. Operands come earlier, but a unit is
-    /// one call: what reads its first member waits for the operands of its last one too. So no unit may lie on both
-    /// sides.
+    /// The largest place below which no node depends on one at `place` or later, or 0 if finding it takes long. Operands
+    /// come earlier, but a unit is one call: what reads its first member waits for the operands of its last one too. So no
+    /// unit may have members on both sides.
     fn independent_below(&self, place: usize) -> usize {
         let mut low = place;
-        loop {
-            let across = self.units.iter().flatten().filter_map(|unit| {
-                // Members are in topological order.
-                let at = |m: Option<&NodeId>| m.map(|m| self.place[m.index()]);
-                let (first, last) = (at(unit.members.first())?, at(unit.members.last())?);
-                (first < low && last >= low).then_some(first)
-            });
-            match across.min() {
-                Some(first) => low = first,
-                None => return low,
+        for _ in 0..MAX_VISITS {
+            match self.spans.first(low) {
+                first if first < low => low = first,
+                _ => return low,
             }
         }
+        0
     }
 
     /// Merges two units if the device can run the call and it is estimated to be faster.
@@ -360,6 +360,9 @@ impl Growth<'_> {
             apart: first.apart.saturating_add(second.apart),
             members,
         };
+        if let (Some(first), Some(last)) = (merged.members.first(), merged.members.last()) {
+            self.spans.add(self.place[first.index()], self.place[last.index()]);
+        }
         for m in &merged.members {
             self.unit_of[m.index()] = Some(a);
         }

@@ -14,6 +14,7 @@ mod draft;
 mod emit;
 mod grow;
 mod projections;
+mod spans;
 
 pub(crate) use projections::join_projections;
 

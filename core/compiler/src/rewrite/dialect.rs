@@ -107,10 +107,28 @@ pub(super) fn opaque_declaration(operands: usize, tuple: bool) -> String {
     )
 }
 
-/// Whether the constructor for so many operands need not be declared.
-pub(super) fn opaque_is_declared(operands: usize) -> bool {
-    operands <= DECLARED_ARITY
+/// Most operands of a call that [`opaque_name`] has a constructor for.
+pub(super) const MAX_OPAQUE: usize = DECLARED_ARITY;
+
+/// Constructor of a call with more operands, of its number and a list: the engine takes time that grows with the square of
+/// the columns of a constructor.
+pub(super) fn wide_name(tuple: bool) -> &'static str {
+    if tuple { "WideTup" } else { "Wide" }
 }
+
+/// Constructor of a list of operands, of its first one and the others.
+pub(super) const LIST: &str = "List";
+/// Constructor of the empty list of operands.
+pub(super) const END: &str = "End";
+
+/// Declarations of [`wide_name`] and of lists.
+const WIDE: &str = "\
+(sort Operands)
+(constructor End () Operands)
+(constructor List (T Operands) Operands)
+(constructor Wide (i64 Operands) T)
+(constructor WideTup (i64 Operands) Tup)
+";
 
 impl Dialect {
     /// Loads rules.
@@ -123,6 +141,7 @@ impl Dialect {
             program += &opaque_declaration(operands, false);
             program += &opaque_declaration(operands, true);
         }
+        program += WIDE;
         let mut symbols = HashMap::new();
         for rule in &rules {
             for name in names(rule) {

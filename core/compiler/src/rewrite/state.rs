@@ -8,7 +8,7 @@ use rustc_hash::FxHashMap;
 
 use super::attr::{self, Constructor};
 use super::columns;
-use super::dialect::{Dialect, LEAVES, leaf_constructor, opaque_declaration, opaque_is_declared, opaque_name};
+use super::dialect::{Dialect, END, LEAVES, LIST, MAX_OPAQUE, leaf_constructor, opaque_name, wide_name};
 use super::facts::{self, FactName};
 use super::scalar::Scalar;
 use super::types::{ClassType, Inference, Label, LabelId, Labels, TypeId, Types};
@@ -33,6 +33,8 @@ enum TableKind {
     Leaf,
     Get,
     Opaque,
+    /// Of a call whose operands are a list.
+    Wide,
     Symbol,
 }
 
@@ -68,6 +70,16 @@ fn failed(error: &egglog::Error) -> Error {
     Error::graph(format!("the e-graph could not be built: {error}"), "")
 }
 
+/// The operands in a list.
+fn elements(lists: &FxHashMap<EValue, (EValue, EValue)>, mut list: EValue) -> Vec<EValue> {
+    let mut elements = Vec::new();
+    while let Some(&(first, rest)) = lists.get(&list) {
+        elements.push(first);
+        list = rest;
+    }
+    elements
+}
+
 impl State {
     /// The e-graph of a graph.
     pub(super) fn new(graph: &Graph, dialect: Arc<Dialect>, setting: &Setting) -> Result<Self> {
@@ -84,23 +96,9 @@ impl State {
             tables: Vec::new(),
             symbol_labels: FxHashMap::default(),
         };
-        state.declare(graph)?;
         state.insert(graph, setting)?;
         state.tables = state.list_tables();
         Ok(state)
-    }
-
-    /// Declares constructors for calls with unusually many operands.
-    fn declare(&mut self, graph: &Graph) -> Result<()> {
-        let mut wanted: Vec<usize> = graph.nodes().iter().map(|n| n.inputs.len()).collect();
-        wanted.retain(|&n| !opaque_is_declared(n));
-        wanted.sort_unstable();
-        wanted.dedup();
-        for operands in wanted {
-            let text = opaque_declaration(operands, false) + &opaque_declaration(operands, true);
-            self.egraph.parse_and_run_program(None, &text).map_err(|e| failed(&e))?;
-        }
-        Ok(())
     }
 
     fn insert(&mut self, graph: &Graph, setting: &Setting) -> Result<()> {
@@ -181,8 +179,17 @@ impl State {
                 let label = self.labels.id(label, Some(op));
                 let number = self.opaque_number(label);
                 let mut row = vec![fs.base_to_value(number)];
-                row.extend(&operands);
-                fs.add(&opaque_name(operands.len(), tuple), RawValues(row))?
+                if operands.len() <= MAX_OPAQUE {
+                    row.extend(&operands);
+                    fs.add(&opaque_name(operands.len(), tuple), RawValues(row))?
+                } else {
+                    let mut list = fs.add(END, RawValues(Vec::new()))?;
+                    for &operand in operands.iter().rev() {
+                        list = fs.add(LIST, RawValues(vec![operand, list]))?;
+                    }
+                    row.push(list);
+                    fs.add(wide_name(tuple), RawValues(row))?
+                }
             }
         };
         if tuple {
@@ -249,6 +256,7 @@ impl State {
                 let kind = match name.as_str() {
                     "Get" => TableKind::Get,
                     name if LEAVES.iter().any(|(_, leaf)| *leaf == name) => TableKind::Leaf,
+                    name if [false, true].map(wide_name).contains(&name) => TableKind::Wide,
                     name if self.dialect.symbols.contains_key(name) => TableKind::Symbol,
                     _ => TableKind::Opaque,
                 };
@@ -258,13 +266,25 @@ impl State {
             .collect()
     }
 
+    /// Lists of operands: the first one and the list of the others.
+    fn lists(&self) -> Result<FxHashMap<EValue, (EValue, EValue)>> {
+        let mut lists = FxHashMap::default();
+        self.egraph
+            .constructor_enodes(LIST, |node| {
+                lists.insert(node.eclass, (node.children[0], node.children[1]));
+            })
+            .map_err(|e| failed(&e))?;
+        Ok(lists)
+    }
+
     /// Every e-node, table after table.
     pub(super) fn rows(&mut self) -> Result<Vec<Row>> {
         let mut rows = Vec::with_capacity(self.egraph.num_tuples() / 2);
+        let lists = self.lists()?;
         for (index, table) in self.tables.iter().enumerate() {
             let symbol = self.dialect.symbols.get(&table.name);
             let (attrs, child_is_tuple) = match table.kind {
-                TableKind::Leaf | TableKind::Opaque => (1, false),
+                TableKind::Leaf | TableKind::Opaque | TableKind::Wide => (1, false),
                 TableKind::Get => (1, true),
                 TableKind::Symbol => (symbol.map_or(0, |s| s.op.attributes().len()), false),
             };
@@ -277,7 +297,7 @@ impl State {
                     let label = match table.kind {
                         TableKind::Leaf => Some(labels.id(Label::Leaf(NodeId::new(number() as u32)), None)),
                         TableKind::Get => Some(labels.id(Label::Get(number() as u32), None)),
-                        TableKind::Opaque => opaque.get(number() as usize).copied(),
+                        TableKind::Opaque | TableKind::Wide => opaque.get(number() as usize).copied(),
                         TableKind::Symbol => symbol_labels.get(&(index, columns.to_vec())).copied().or_else(|| {
                             let symbol = symbol?;
                             // Text that is no list or element type cannot come from a graph, and makes no call.
@@ -288,7 +308,11 @@ impl State {
                         }),
                     };
                     let Some(label) = label else { return };
-                    let children = node.children[attrs..].iter().map(|&v| (child_is_tuple, v)).collect();
+                    let children = match table.kind {
+                        TableKind::Wide => elements(&lists, node.children[attrs]),
+                        _ => node.children[attrs..].to_vec(),
+                    };
+                    let children = children.into_iter().map(|v| (child_is_tuple, v)).collect();
                     let class = (table.tuple, node.eclass);
                     rows.push(Row { class, label, children });
                 })

@@ -1,10 +1,12 @@
 //! One node as an operator's importer sees it: operands, attributes, and the graph that it builds in.
 
 use std::borrow::Cow;
+use std::iter::repeat;
 
 use meganeura_core::DType;
 use meganeura_core::graph::{Graph, NodeId, NodeKind, Value};
 
+use super::operand::MAX_FOLDED;
 use super::{Importer, Operand, node_place};
 use crate::attributes::Attributes;
 use crate::element::ElementType;
@@ -64,11 +66,30 @@ impl<'c, 'm> Call<'c, 'm> {
         }
         let errors = self.importer.graph.errors().len();
         let nodes = self.importer.graph.nodes().len();
-        let results = (self.op.build)(self)?;
+        let built = (self.op.build)(self);
+        if matches!(&built, Err(message) if message.contains(DEPENDS_ON_DATA))
+            && let Some(results) = self.fold_determined(usize::MAX)?
+        {
+            let results = results.into_iter().enumerate();
+            return Ok(results.map(|(i, t)| self.known_result(i, t)).collect());
+        }
+        let mut results = built?;
         if let Some(error) = self.importer.graph.errors().get(errors) {
             return Err(error.to_string());
         }
         self.name_nodes(nodes);
+        // Without a result for large parameters, or where the graph reports the error of a division.
+        if let Ok(Some(tensors)) = self.fold_determined(MAX_FOLDED) {
+            let all = results
+                .into_iter()
+                .zip(tensors.into_iter().map(Some).chain(repeat(None)));
+            results = all
+                .map(|(result, tensor)| match tensor {
+                    Some(tensor) => result.with_elements(tensor),
+                    None => result,
+                })
+                .collect();
+        }
         Ok(results)
     }
 
@@ -76,12 +97,27 @@ impl<'c, 'm> Call<'c, 'm> {
     fn name_nodes(&mut self, first: usize) {
         let name = self.importer.full_name(node_place(self.node));
         let graph = &mut self.importer.graph;
-        let made: Vec<NodeId> = graph.node_ids().skip(first).collect();
-        for id in made {
+        for index in first..graph.nodes().len() {
+            let id = NodeId::new(index as u32);
             let node = &graph.nodes()[id.index()];
             if node.name.is_none() && node.is_op() {
                 graph.named(id, &name);
             }
+        }
+    }
+
+    /// Results that follow from constants and parameters, of at most that many elements in each operand.
+    fn fold_determined(&self, most: usize) -> Result<Option<Vec<Tensor>>, String> {
+        let Some(fold) = self.op.fold else {
+            return Ok(None);
+        };
+        let all = self.inputs.iter().map(|input| match input {
+            None => Some(None),
+            Some(operand) => operand.determined().filter(|t| t.len() <= most).map(Some),
+        });
+        match all.collect::<Option<Vec<_>>>() {
+            Some(tensors) => fold(self, &tensors),
+            None => Ok(None),
         }
     }
 
@@ -184,12 +220,17 @@ impl<'c, 'm> Call<'c, 'm> {
         self.inputs.get(i)?.as_ref()?.tensor()
     }
 
+    /// Elements of operand `i` that follow from constants and parameters.
+    pub(crate) fn determined(&self, i: usize) -> Option<&Tensor> {
+        self.inputs.get(i)?.as_ref()?.determined()
+    }
+
     /// The integers of operand `i`, which must be known when importing; `None` if it is left out.
     pub(crate) fn known_ints(&self, i: usize, what: &str) -> Result<Option<Vec<i64>>, String> {
         if !self.has_input(i) {
             return Ok(None);
         }
-        match self.tensor(i) {
+        match self.determined(i) {
             Some(tensor) => Ok(Some(tensor.to_i64())),
             None => Err(self.not_known(i, what)),
         }
@@ -200,7 +241,7 @@ impl<'c, 'm> Call<'c, 'm> {
         if !self.has_input(i) {
             return Ok(None);
         }
-        match self.tensor(i) {
+        match self.determined(i) {
             Some(tensor) => Ok(Some(tensor.to_f64())),
             None => Err(self.not_known(i, what)),
         }

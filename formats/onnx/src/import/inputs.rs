@@ -18,14 +18,15 @@ impl<'m> Importer<'m> {
                 continue;
             };
             let operand = match self.options.constants.get(name) {
-                Some(tensor) => self.constant_input(tensor, port),
+                Some(tensor) => self.constant_input(tensor, port, false),
                 None => self.input(port, &mut inputs),
             };
             if self.define(&proto.name, operand).is_err() {
                 self.issue(IssueKind::Broken, name, "", "two inputs have this name".into());
             }
         }
-        let names: BTreeSet<&str> = self.model.inputs().iter().map(|p| p.name.as_str()).collect();
+        let all = self.model.inputs().iter().chain(self.model.defaults());
+        let names: BTreeSet<&str> = all.map(|p| p.name.as_str()).collect();
         for name in self
             .options
             .constants
@@ -42,7 +43,19 @@ impl<'m> Importer<'m> {
         inputs
     }
 
-    fn constant_input(&mut self, tensor: &Tensor, port: &Port) -> Option<Operand> {
+    /// The value that replaces an initializer of the model: `None` if there is none, `Some(None)` if it has another type.
+    pub(super) fn replaced_default(&mut self, name: &str) -> Option<Option<Operand>> {
+        let (model, options) = (self.model, self.options);
+        if self.frames.len() != 1 {
+            return None;
+        }
+        let tensor = options.constants.get(name)?;
+        let port = model.defaults().iter().find(|p| p.name == name)?;
+        let parameter = tensor.element().is_float() && !tensor.dims().is_empty();
+        Some(self.constant_input(tensor, port, parameter))
+    }
+
+    fn constant_input(&mut self, tensor: &Tensor, port: &Port, parameter: bool) -> Option<Operand> {
         let fits = tensor.element() == port.element
             && port.dims.as_ref().is_none_or(|dims| {
                 dims.len() == tensor.dims().len()
@@ -61,7 +74,7 @@ impl<'m> Importer<'m> {
             );
             return None;
         }
-        Some(Operand::known(tensor.clone(), port.name.clone(), false))
+        Some(Operand::known(tensor.clone(), port.name.clone(), parameter))
     }
 
     fn input(&mut self, port: &Port, inputs: &mut Vec<TensorInfo>) -> Option<Operand> {

@@ -35,8 +35,8 @@ impl Made {
             NodeKind::Constant(data) => NODE + data.bytes().len() as u64,
             _ => NODE,
         });
-        // Integers and floats of known tensors are of 64 bits.
-        let known = results.iter().filter_map(Operand::tensor);
+        // Integers and floats of known tensors have 64 bits.
+        let known = results.iter().filter_map(Operand::determined);
         let known = known.map(|tensor| 8 * tensor.len() as u64);
         self.bytes = constants.chain(known).fold(self.bytes, u64::saturating_add);
         if self.bytes < STEP {

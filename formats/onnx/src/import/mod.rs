@@ -140,7 +140,10 @@ impl<'m> Importer<'m> {
     /// The initializers and nodes of a graph, into the innermost frame.
     fn import_nodes(&mut self, graph: &'m GraphProto) {
         for proto in &graph.initializer {
-            let operand = self.initializer(proto, &proto.name);
+            let operand = match self.replaced_default(&proto.name) {
+                Some(replaced) => replaced,
+                None => self.initializer(proto, &proto.name),
+            };
             let taken = self.define(&proto.name, operand.clone()).is_err();
             // Before version 4 of the format, parameters were inputs too, which the model's list leaves out.
             if taken {
@@ -433,7 +436,9 @@ impl<'m> Importer<'m> {
             });
             node
         } else {
-            let data = tensor.to_constant().ok_or("a constant cannot be converted")?;
+            let data = tensor
+                .to_constant()
+                .map_err(|e| format!("constant `{}`: {e}", known.name))?;
             self.graph.constant_data(data, tensor.dims())
         };
         if let Some(error) = self.graph.errors().get(before) {

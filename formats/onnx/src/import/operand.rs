@@ -13,6 +13,8 @@ pub struct Operand {
     pub(crate) element: ElementType,
     pub(crate) dims: Vec<usize>,
     pub(crate) source: Source,
+    /// Elements of a result in the graph that is computed from constants and parameters only.
+    computed: Option<Arc<Tensor>>,
 }
 
 /// Where a value's elements are.
@@ -41,7 +43,7 @@ pub(crate) struct Known {
 const MAX_FOLDED_PARAMETER: usize = 16;
 
 /// Tensors with more elements are not folded: their results would be kept beside them.
-const MAX_FOLDED: usize = 1 << 16;
+pub(super) const MAX_FOLDED: usize = 1 << 16;
 
 impl Operand {
     pub(crate) fn node(value: Value, element: ElementType, dims: &[usize]) -> Self {
@@ -49,6 +51,7 @@ impl Operand {
             element,
             dims: dims.to_vec(),
             source: Source::Node(value),
+            computed: None,
         }
     }
 
@@ -61,6 +64,7 @@ impl Operand {
                 name,
                 parameter,
             })),
+            computed: None,
         }
     }
 
@@ -70,6 +74,7 @@ impl Operand {
             element,
             dims: Vec::new(),
             source: Source::List(Arc::new(values)),
+            computed: None,
         }
     }
 
@@ -87,6 +92,20 @@ impl Operand {
             Source::Known(known) => Some(&known.tensor),
             Source::Node(_) | Source::List(_) => None,
         }
+    }
+
+    /// The elements, if they follow from constants and parameters: shapes may depend on them.
+    pub(crate) fn determined(&self) -> Option<&Tensor> {
+        self.tensor().or(self.computed.as_deref())
+    }
+
+    /// The same with the elements of a result in the graph, if these are of its type and shape.
+    pub(crate) fn with_elements(mut self, tensor: Tensor) -> Self {
+        let is_node = matches!(self.source, Source::Node(_));
+        if is_node && tensor.element() == self.element && tensor.dims() == self.dims {
+            self.computed = Some(Arc::new(tensor));
+        }
+        self
     }
 
     /// The tensor, if it takes part in folding.

@@ -17,7 +17,8 @@ pub struct ImportOptions {
     pub dims: Dims,
     /// Parameters whose names match one of these patterns are not trained; `*` stands for any characters.
     pub freeze: Vec<String>,
-    /// Inputs that are constants, by name; the graph does not have them as inputs.
+    /// Values of inputs that are constants, by name; the graph does not have them as inputs. The value of an input with a
+    /// default, such as a weight that is an input too, replaces this default.
     pub constants: HashMap<String, Tensor>,
 }
 

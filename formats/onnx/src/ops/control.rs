@@ -2,6 +2,7 @@
 
 use meganeura_core::graph::Value;
 
+use super::slice::empty_data;
 use super::{OnnxOp, op};
 use crate::import::{Call, Operand};
 use crate::preflight::DEPENDS_ON_DATA;
@@ -28,7 +29,7 @@ fn has_element(call: &mut Call) -> Built {
 
 fn branch(call: &mut Call) -> Built {
     let (then, otherwise) = (call.subgraph("then_branch")?, call.subgraph("else_branch")?);
-    if let Some(condition) = call.tensor(0) {
+    if let Some(condition) = call.determined(0) {
         return match condition.to_i64().first() {
             Some(0) => call.body(otherwise, "else", Vec::new()),
             Some(_) => call.body(then, "then", Vec::new()),
@@ -62,11 +63,16 @@ fn branch(call: &mut Call) -> Built {
     Ok(results)
 }
 
-/// Results of all rounds along a new first axis.
+/// A result without rounds: result `i` of the node, along `axis`, of which a round would give `one`.
+fn empty(call: &Call, i: usize, one: &Operand, axis: usize) -> Operand {
+    let mut dims = one.dims.clone();
+    dims.insert(axis.min(dims.len()), 0);
+    call.known_result(i, Tensor::new(one.element, &dims, empty_data(one.element)))
+}
+
+/// Results of all rounds along a new axis.
 fn stacked(call: &mut Call, rounds: &[Operand], axis: usize, reverse: bool) -> Result<Operand, String> {
-    let first = rounds
-        .first()
-        .ok_or("a loop without rounds gives no shape for what it collects")?;
+    let first = rounds.first().ok_or("a loop without rounds collects nothing")?;
     let element = first.element;
     let mut parts: Vec<Value> = Vec::new();
     for round in rounds {
@@ -121,7 +127,7 @@ fn repeat(call: &mut Call) -> Built {
         let results = call.body(body, &prefix, inputs)?;
         let mut results = results.into_iter();
         let next = results.next().ok_or("its body gives no condition")?;
-        going = match next.tensor() {
+        going = match next.determined() {
             Some(tensor) => tensor.to_i64().first() != Some(&0),
             None if limit.is_some() && !call.has_input(1) => true,
             None => return Err(format!("whether it goes on {DEPENDS_ON_DATA}")),
@@ -131,6 +137,19 @@ fn repeat(call: &mut Call) -> Built {
             list.push(result);
         }
         round += 1;
+    }
+    if round == 0 && collected > 0 {
+        // One round, whose results nothing uses, has the types and shapes.
+        let number = Operand::known(Tensor::scalar_i64(0), "round0.number".into(), false);
+        let condition = Tensor::integers(crate::ElementType::Bool, &[], vec![1]);
+        let condition = Operand::known(condition, "round0.condition".into(), false);
+        let results = call.body(body, "round0", [vec![number, condition], carried.clone()].concat())?;
+        let first = 1 + carried.len();
+        let mut outputs = carried;
+        for one in &results[first..] {
+            outputs.push(empty(call, outputs.len(), one, 0));
+        }
+        return Ok(outputs);
     }
     let mut outputs = carried;
     for list in &rounds {
@@ -265,6 +284,24 @@ fn scan(call: &mut Call) -> Built {
         return Err(format!(
             "{count} rounds are more than the {MAX_ROUNDS} that are unrolled"
         ));
+    }
+    if count == 0 {
+        let mut inputs = carried.clone();
+        for (operand, axis) in &sources {
+            let mut dims = operand.dims.clone();
+            dims.remove(*axis);
+            let zero = call.scalar(operand.element, 0.0);
+            let part = call.graph().expand(zero, &dims);
+            inputs.push(call.result(part, operand.element));
+        }
+        // One round, whose results nothing uses, has the types and shapes.
+        let results = call.body(body, "round0", inputs)?;
+        let mut outputs = carried;
+        for (i, one) in results[states..].iter().enumerate() {
+            let axis = call.axis(out_axes[i], one.dims.len() + 1)?;
+            outputs.push(empty(call, states + i, one, axis));
+        }
+        return Ok(outputs);
     }
     let mut rounds: Vec<Vec<Operand>> = vec![Vec::new(); collected];
     for round in 0..count {

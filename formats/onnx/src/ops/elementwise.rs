@@ -449,7 +449,14 @@ fn fold_mod(call: &Call, operands: &[Option<&Tensor>]) -> Folded {
         })
     }
     match call.int("fmod", 0)? {
-        0 => fold::binary(operands, floored, |a, b| a - b * (a / b).floor()),
+        0 => fold::binary(operands, floored, |a, b| {
+            let rest = a % b;
+            if rest != 0.0 && (rest < 0.0) != (b < 0.0) {
+                rest + b
+            } else {
+                rest
+            }
+        }),
         _ => fold::binary(operands, i64::checked_rem, |a, b| a % b),
     }
 }

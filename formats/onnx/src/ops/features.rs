@@ -58,7 +58,7 @@ fn counts(call: &mut Call, x: Value, [rows, size]: [usize; 2], grams: &Grams, sk
     }
     let pool = Tensor::integers(ElementType::I64, &[count, grams.length], grams.pool.to_vec());
     pool.graph_bytes()?;
-    let pool = pool.to_constant().ok_or("the n-grams cannot be made")?;
+    let pool = pool.to_constant()?;
     let graph = call.graph();
     let pool = graph.constant_data(pool, &[count, grams.length]);
     let zero = graph.scalar(0.0);

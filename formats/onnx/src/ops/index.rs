@@ -446,7 +446,7 @@ fn one_hot(call: &mut Call) -> Built {
     // Indices outside of the depth give a row without a one, which the graph's own operator refuses.
     let at = super::elementwise::convert(call, at, from, ElementType::I32);
     let counting: Vec<i64> = (0..depth as i64).collect();
-    let Some(counting) = Tensor::integers(ElementType::I32, &[depth], counting).to_constant() else {
+    let Ok(counting) = Tensor::integers(ElementType::I32, &[depth], counting).to_constant() else {
         return Err("classes cannot be counted".into());
     };
     let graph = call.graph();

@@ -106,14 +106,46 @@ fn rows(call: &Call, axis: i64) -> Result<(usize, usize, usize), String> {
     Ok((axis, dims[..axis].iter().product(), dims[axis..].iter().product()))
 }
 
-/// A weight or bias for rows of that width.
-fn flat(call: &mut Call, value: Value, width: usize) -> Result<Value, String> {
+/// A weight or bias with an element for each of a row, whose shape is `row`; `None` for one that differs between rows.
+fn flat(call: &mut Call, value: Value, row: &[usize]) -> Option<Value> {
     let graph = call.graph();
-    let count: usize = graph.shape(value).iter().product();
-    if count == width {
-        return Ok(graph.reshape(value, &[width]).into());
+    let dims = graph.shape(value).to_vec();
+    let width = row.iter().product();
+    if dims == [width] || dims == row {
+        return Some(graph.reshape(value, &[width]).into());
     }
-    Err(format!("a weight of {count} elements is given for rows of {width}"))
+    // Axes of the size 1 before those of a row are left out.
+    let extra = dims.len().saturating_sub(row.len());
+    let own = &dims[extra..];
+    let skipped = row.len() - own.len();
+    let fits = dims[..extra].iter().all(|&size| size == 1)
+        && own
+            .iter()
+            .zip(&row[skipped..])
+            .all(|(&size, &to)| size == to || size == 1);
+    if !fits {
+        return None;
+    }
+    let own = graph.reshape(value, own);
+    let spread = graph.expand(own, row);
+    Some(graph.reshape(spread, &[width]).into())
+}
+
+/// `y` times a weight, plus a bias, that broadcast to its shape.
+fn scaled(call: &mut Call, y: Value, weight: Value, bias: Option<Value>) -> Result<Value, String> {
+    let graph = call.graph();
+    let dims = graph.shape(y).to_vec();
+    let mut scaled: Value = graph.mul(y, weight).into();
+    if let Some(bias) = bias {
+        scaled = graph.add(scaled, bias).into();
+    }
+    let found = graph.shape(scaled).to_vec();
+    if found != dims {
+        return Err(format!(
+            "the weight or bias does not broadcast to {dims:?}: the result has the shape {found:?}"
+        ));
+    }
+    Ok(scaled)
 }
 
 fn layer_norm(call: &mut Call) -> Built {
@@ -123,19 +155,28 @@ fn layer_norm(call: &mut Call) -> Built {
     let dims = call.dims(0)?;
     let x = call.value(0)?;
     let x = call.graph().reshape(x, &[count, width]);
-    let weight = call.value(1)?;
-    let weight = flat(call, weight, width)?;
-    let bias = match call.optional(2)? {
-        Some(bias) => flat(call, bias, width)?,
+    let (weight, bias) = (call.value(1)?, call.optional(2)?);
+    let zero = call.scalar(element, 0.0);
+    let zeros: Value = call.graph().expand(zero, &[width]).into();
+    let flat_bias = match bias {
+        Some(bias) => flat(call, bias, &dims[axis..]),
+        None => Some(zeros),
+    };
+    let of_rows = flat(call, weight, &dims[axis..]).zip(flat_bias);
+    let (row_weight, row_bias) = match of_rows {
+        Some(both) => both,
         None => {
-            let zero = call.scalar(element, 0.0);
-            call.graph().expand(zero, &[width]).into()
+            let one = call.scalar(element, 1.0);
+            (call.graph().expand(one, &[width]).into(), zeros)
         }
     };
     let graph = call.graph();
-    let y = graph.layer_norm(x, weight, bias, eps);
+    let y = graph.layer_norm(x, row_weight, row_bias, eps);
     let (mean, rstd) = (graph.port(y, 1), graph.port(y, 2));
-    let y = graph.reshape(y, &dims);
+    let mut y: Value = graph.reshape(y, &dims).into();
+    if of_rows.is_none() {
+        y = scaled(call, y, weight, bias)?;
+    }
     let mut results = vec![call.result(y, element)];
     let kept: Vec<usize> = dims
         .iter()
@@ -152,17 +193,27 @@ fn layer_norm(call: &mut Call) -> Built {
 }
 
 fn rms_norm(call: &mut Call) -> Built {
-    let (_, count, width) = rows(call, call.int("axis", -1)?)?;
+    let (axis, count, width) = rows(call, call.int("axis", -1)?)?;
     let eps = call.float("epsilon", 1e-5)?;
     let element = call.element(0)?;
     let dims = call.dims(0)?;
     let x = call.value(0)?;
     let weight = call.value(1)?;
-    let weight = flat(call, weight, width)?;
+    let of_rows = flat(call, weight, &dims[axis..]);
+    let row_weight = match of_rows {
+        Some(weight) => weight,
+        None => {
+            let one = call.scalar(element, 1.0);
+            call.graph().expand(one, &[width]).into()
+        }
+    };
     let graph = call.graph();
     let x = graph.reshape(x, &[count, width]);
-    let y = graph.rms_norm(x, weight, eps);
-    let y = graph.reshape(y, &dims);
+    let y = graph.rms_norm(x, row_weight, eps);
+    let mut y: Value = graph.reshape(y, &dims).into();
+    if of_rows.is_none() {
+        y = scaled(call, y, weight, None)?;
+    }
     call.one(y, element)
 }
 

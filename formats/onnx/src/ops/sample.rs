@@ -15,7 +15,7 @@ type Built = Result<Vec<Operand>, String>;
 pub(super) const OPS: &[OnnxOp] = &[
     op("AffineGrid", 20, affine_grid).partly("a size that depends on the data of an input"),
     op("GridSample", 16, grid_sample).partly("more than three axes"),
-    op("RoiAlign", 10, roi_align).partly("sampling_ratio = 0"),
+    op("RoiAlign", 10, roi_align).partly("sampling_ratio = 0 of regions that are not known when importing"),
 ];
 
 /// What is beyond the edge of an image.
@@ -315,16 +315,71 @@ fn neighbours(g: &mut Graph, at: Value, size: usize) -> Neighbours {
     }
 }
 
-/// Positions in regions along an axis: `count` bins of `ratio` each, in regions from `start` to `end`, `[regions, 1]`.
-fn bin_positions(g: &mut Graph, start: Value, end: Value, count: usize, ratio: usize, half_pixel: bool) -> Value {
+/// Samples of each bin along an axis.
+struct Samples {
+    /// Most samples of a bin.
+    most: usize,
+    /// Samples in the bins of each region; `None` if all have the most.
+    of_region: Option<Vec<usize>>,
+}
+
+impl Samples {
+    /// The same number for all bins.
+    fn fixed(ratio: usize) -> Self {
+        Samples {
+            most: ratio,
+            of_region: None,
+        }
+    }
+
+    /// One for each pixel of a bin, of regions `[regions, 4]` from coordinate `first` to the one two after it.
+    fn of_pixels(rois: &[f32], first: usize, scale: f32, count: usize, half_pixel: bool) -> Self {
+        let shift = if half_pixel { 0.5 } else { 0.0 };
+        let samples = rois.chunks_exact(4).map(|roi| {
+            let mut width = (roi[first + 2] * scale - shift) - (roi[first] * scale - shift);
+            if !half_pixel {
+                width = width.max(1.0);
+            }
+            (width / count as f32).ceil().max(0.0) as usize
+        });
+        let of_region: Vec<usize> = samples.collect();
+        Samples {
+            most: of_region.iter().copied().max().unwrap_or(0).max(1),
+            of_region: Some(of_region),
+        }
+    }
+
+    /// Places of the samples in regions of the size 1, `[regions or 1, count * most]`. Those beyond a region's own are 0.
+    fn places(&self, g: &mut Graph, count: usize) -> NodeId {
+        let own = self.of_region.clone().unwrap_or_else(|| vec![self.most]);
+        let mut places = Vec::with_capacity(own.len() * count * self.most);
+        for &samples in &own {
+            for (bin, i) in (0..count).flat_map(|bin| (0..self.most).map(move |i| (bin, i))) {
+                places.push(match i < samples {
+                    true => ((bin * samples) as f64 + i as f64 + 0.5) / (count * samples) as f64,
+                    false => 0.0,
+                } as f32);
+            }
+        }
+        g.constant(places, &[own.len(), count * self.most])
+    }
+
+    /// Whether each region has a sample, `[regions, most]`, for regions with numbers of their own.
+    fn exists(&self) -> Option<Vec<bool>> {
+        let own = self.of_region.as_ref()?;
+        let each = |&samples: &usize| (0..self.most).map(move |i| i < samples);
+        Some(own.iter().flat_map(each).collect())
+    }
+}
+
+/// Positions in regions along an axis: `count` bins of samples each, in regions from `start` to `end`, `[regions, 1]`.
+fn bin_positions(g: &mut Graph, start: Value, end: Value, count: usize, samples: &Samples, half_pixel: bool) -> Value {
     let mut width: Value = g.sub(end, start).into();
     if !half_pixel {
         let one = number(g, 1.0);
         width = g.maximum(width, one).into();
     }
-    let total = count * ratio;
-    let places = (0..total).map(|i| ((i as f64 + 0.5) / total as f64) as f32).collect();
-    let places = g.constant(places, &[1, total]);
+    let places = samples.places(g, count);
     let inside = g.mul(width, places);
     g.add(start, inside).into()
 }
@@ -336,15 +391,10 @@ fn roi_align(call: &mut Call) -> Built {
     let size = |name: &str| call.int(name, 1).map(|v| usize::try_from(v).unwrap_or(0));
     let (height, width) = (size("output_height")?, size("output_width")?);
     let ratio = usize::try_from(call.int("sampling_ratio", 0)?).unwrap_or(0);
-    if ratio == 0 {
-        return Err("a number of samples that regions decide (sampling_ratio = 0) is not supported".into());
-    }
-    let total = [regions, height, ratio, width, ratio];
     let fits = dims.len() == 4
         && !dims.contains(&0)
         && call.dims(1)? == [regions, 4]
         && call.dims(2)? == [regions]
-        && element_count(&total).is_some_and(|n| (1..=limits::MAX_ELEMENTS).contains(&n))
         && element_count(&[dims[0], dims[2], dims[3]]).is_some_and(|n| n < u32::MAX as usize);
     if !fits {
         return Err(format!("operands {} are not supported", call.types()));
@@ -366,6 +416,26 @@ fn roi_align(call: &mut Call) -> Built {
         other => return Err(format!("coordinate_transformation_mode `{other}` is not known")),
     };
     let scale = call.float("spatial_scale", 1.0)?;
+    let (down, across) = match ratio {
+        0 => {
+            let rois = call
+                .known_floats(1, "the number of samples in regions")?
+                .unwrap_or_default();
+            let rois: Vec<f32> = rois.into_iter().map(|v| v as f32).collect();
+            (
+                Samples::of_pixels(&rois, 1, scale, height, half_pixel),
+                Samples::of_pixels(&rois, 0, scale, width, half_pixel),
+            )
+        }
+        ratio => (Samples::fixed(ratio), Samples::fixed(ratio)),
+    };
+    let total = [regions, height, down.most, width, across.most];
+    if !element_count(&total).is_some_and(|n| (1..=limits::MAX_ELEMENTS).contains(&n)) {
+        return Err(format!(
+            "expected at most {} samples, found {total:?}",
+            limits::MAX_ELEMENTS
+        ));
+    }
     let (x, rois, batch) = (call.value(0)?, call.value(1)?, call.value(2)?);
     let (x, rois) = (call.as_f32(x), call.as_f32(rois));
     let g = call.graph();
@@ -374,8 +444,8 @@ fn roi_align(call: &mut Call) -> Built {
     let edges = g.sub(scaled, shift);
     let edge = |g: &mut Graph, i: usize| -> Value { g.slice_axis(edges, 1, i, i + 1).into() };
     let (left, top, right, bottom) = (edge(g, 0), edge(g, 1), edge(g, 2), edge(g, 3));
-    let rows = bin_positions(g, top, bottom, height, ratio, half_pixel);
-    let columns = bin_positions(g, left, right, width, ratio, half_pixel);
+    let rows = bin_positions(g, top, bottom, height, &down, half_pixel);
+    let columns = bin_positions(g, left, right, width, &across, half_pixel);
     let (rows, columns) = (neighbours(g, rows, dims[2]), neighbours(g, columns, dims[3]));
     let table = g.permute(x, &[0, 2, 3, 1]);
     let area = dims[2] * dims[3];
@@ -388,14 +458,14 @@ fn roi_align(call: &mut Call) -> Built {
     let mut value: Option<Value> = None;
     for corner in indices(&[2, 2]) {
         let (row, column) = (corner[0], corner[1]);
-        let down = g.mul(rows.index[row], line);
-        let down = g.reshape(down, &[regions, height * ratio, 1]);
-        let across = g.reshape(columns.index[column], &[regions, 1, width * ratio]);
-        let begin = g.add(starts, down);
-        let at = g.add(begin, across);
-        let down = g.reshape(rows.share[row], &[regions, height * ratio, 1, 1]);
-        let across = g.reshape(columns.share[column], &[regions, 1, width * ratio, 1]);
-        let share = g.mul(down, across);
+        let row_start = g.mul(rows.index[row], line);
+        let row_start = g.reshape(row_start, &[regions, height * down.most, 1]);
+        let offset = g.reshape(columns.index[column], &[regions, 1, width * across.most]);
+        let begin = g.add(starts, row_start);
+        let at = g.add(begin, offset);
+        let row_share = g.reshape(rows.share[row], &[regions, height * down.most, 1, 1]);
+        let column_share = g.reshape(columns.share[column], &[regions, 1, width * across.most, 1]);
+        let share = g.mul(row_share, column_share);
         let found = g.gather_axis(table, at, 0);
         let part: Value = g.mul(found, share).into();
         // The largest is that of the four weighted neighbours, as the operator's reference has it.
@@ -406,10 +476,41 @@ fn roi_align(call: &mut Call) -> Built {
         value = joined(g, value, Some(part), f);
     }
     let value = value.ok_or("there is nothing to sample")?;
-    let value = g.reshape(value, &[regions, height, ratio, width, ratio, dims[1]]);
-    let y = match largest {
-        true => g.max(value, &[2, 4], false),
-        false => g.mean(value, &[2, 4], false),
+    let mut value: Value = g
+        .reshape(value, &[regions, height, down.most, width, across.most, dims[1]])
+        .into();
+    let own = down.exists().zip(across.exists());
+    let y = match (own, largest) {
+        (None, true) => g.max(value, &[2, 4], false),
+        (None, false) => g.mean(value, &[2, 4], false),
+        (Some((rows, columns)), _) => {
+            let shares = |exists: Vec<bool>, samples: &Samples, g: &mut Graph, shape: &[usize]| {
+                let shares = exists.chunks(samples.most).flat_map(|of_region| {
+                    let count = of_region.iter().filter(|e| **e).count().max(1) as f32;
+                    of_region.iter().map(move |&e| if e { 1.0 / count } else { 0.0 })
+                });
+                g.constant(shares.collect(), shape)
+            };
+            let rows = shares(rows, &down, g, &[regions, 1, down.most, 1, 1, 1]);
+            let columns = shares(columns, &across, g, &[regions, 1, 1, 1, across.most, 1]);
+            let share = g.mul(rows, columns);
+            match largest {
+                false => {
+                    value = g.mul(value, share).into();
+                    g.sum(value, &[2, 4], false)
+                }
+                true => {
+                    let (zero, lowest) = (number(g, 0.0), number(g, f64::from(f32::MIN)));
+                    let exists = g.greater_than(share, zero);
+                    let held = g.select(exists, value, lowest);
+                    let y = g.max(held, &[2, 4], false);
+                    // Regions without pixels have no samples.
+                    let any = g.max(share, &[2, 4], false);
+                    let any = g.greater_than(any, zero);
+                    g.select(any, y, zero)
+                }
+            }
+        }
     };
     let y = g.permute(y, &[0, 3, 1, 2]);
     let y = call.as_element(y.into(), element);

@@ -20,6 +20,9 @@ pub(super) const OPS: &[OnnxOp] = &[
 fn over_axis(call: &mut Call, f: fn(&mut Graph, Value, i32) -> Result<NodeId, String>) -> Built {
     let dims = call.dims(0)?;
     let (x, element) = (call.value(0)?, call.element(0)?);
+    if dims.contains(&0) {
+        return call.one(x, element);
+    }
     if dims.is_empty() {
         let graph = call.graph();
         let row = graph.reshape(x, &[1]);

@@ -20,8 +20,23 @@ const INF: f64 = f64::INFINITY;
 const UNARY: &[f64] = &[NAN, INF, -INF, 0.0, 1.0, -1.0, 0.5, 100.0, -100.0];
 /// Operands of binary float operators, taken in all pairs.
 const BINARY: &[f64] = &[NAN, INF, -INF, 0.0, 1.0, -1.0, 2.5];
-/// The same without infinities: `a - b floor(a / b)` has no agreed meaning there.
-const FINITE: &[f64] = &[NAN, 0.0, 1.0, -1.0, 2.5, -2.5];
+/// Operands of remainders: quotients with more bits than a significand, and infinities.
+const REMAINDERS: &[f64] = &[
+    NAN,
+    INF,
+    -INF,
+    0.0,
+    1.0,
+    -1.0,
+    2.5,
+    -2.5,
+    1e10,
+    -1e10,
+    16777215.0,
+    3e38_f32 as f64,
+    1e-30_f32 as f64,
+    0.1_f32 as f64,
+];
 const SIGNED: &[f64] = &[0.0, 1.0, -1.0, 7.0, -7.0, 3.0, 2147483647.0, -2147483648.0];
 const UNSIGNED: &[f64] = &[0.0, 1.0, 7.0, 3.0, 2147483648.0, 4294967295.0];
 
@@ -124,7 +139,12 @@ pub(super) fn cases() -> Vec<Case> {
     for name in BINARY_OPS {
         cases.push(table(name, "special", Attrs::new(), pairs(DType::F32, BINARY)));
     }
-    cases.push(table("core.mod", "special", Attrs::new(), pairs(DType::F32, FINITE)));
+    cases.push(table(
+        "core.mod",
+        "special",
+        Attrs::new(),
+        pairs(DType::F32, REMAINDERS),
+    ));
     for name in INTEGER_OPS {
         cases.push(table(name, "special i32", Attrs::new(), pairs(DType::I32, SIGNED)));
         cases.push(table(name, "special u32", Attrs::new(), pairs(DType::U32, UNSIGNED)));

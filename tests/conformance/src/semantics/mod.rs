@@ -1,6 +1,7 @@
 //! What a session promises beyond the values of operators.
 
 mod caches;
+mod limits;
 mod order;
 mod paged;
 mod sessions;
@@ -15,6 +16,7 @@ use crate::runner::{Case, CaseRun, Check, SharedDevice, ensure};
 pub(crate) fn cases() -> Vec<Case> {
     [
         caches::cases(),
+        limits::cases(),
         order::cases(),
         paged::cases(),
         shapes::cases(),

@@ -210,9 +210,11 @@ impl<'a> Terms<'a> {
     fn push(&mut self, label: u32, children: Vec<TermId>, types: Vec<u32>, origin: NodeId, is_node: bool) -> TermId {
         let id = TermId(self.terms.len() as u32);
         let level = children.iter().map(|c| self.terms[c.index()].level + 1).max();
-        for (i, child) in children.iter().enumerate() {
-            if !children[..i].contains(child) {
-                self.terms[child.index()].parents.push(id);
+        for child in &children {
+            let parents = &mut self.terms[child.index()].parents;
+            // An operand may be used twice.
+            if parents.last() != Some(&id) {
+                parents.push(id);
             }
         }
         self.index.insert((label, children.clone()), id);
