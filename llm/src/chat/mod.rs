@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 
 use aho_corasick::AhoCorasick;
 use meganeura_core::{Error, Result};
@@ -80,6 +81,8 @@ pub struct ChatTemplate {
     with_tools: Option<Template>,
     /// Sources of both, to find the roles that they name.
     sources: [String; 2],
+    /// Common roles that the templates write without naming them, as far as known.
+    written: Mutex<Vec<&'static str>>,
     bos: String,
     eos: String,
 }
@@ -230,6 +233,7 @@ impl ChatTemplate {
             template: compile(&sources.default)?,
             with_tools: sources.with_tools.as_deref().map(compile).transpose()?,
             sources: [sources.default, sources.with_tools.unwrap_or_default()],
+            written: Mutex::default(),
             path,
             bos,
             eos,
@@ -296,11 +300,19 @@ impl ChatTemplate {
         };
         let rendered = self.render_with(template, &input)?;
         for role in unnamed {
+            if self.written.lock().is_ok_and(|written| written.contains(&role)) {
+                continue;
+            }
             // A template that names no roles writes all of them; one that names others may drop the message.
             let mut without = messages.clone();
-            if let Some(at) = without.iter().position(|message| message["role"] == role) {
-                without.remove(at);
-            }
+            let has_text = |message: &Json| message["content"].as_str().is_some_and(|text| !text.trim().is_empty());
+            let Some(at) = without
+                .iter()
+                .position(|message| message["role"] == role && has_text(message))
+            else {
+                continue;
+            };
+            without.remove(at);
             let without = self.render_with(
                 template,
                 &ChatInput {
@@ -313,6 +325,13 @@ impl ChatTemplate {
                     format!("the chat template ignores messages of the role '{role}'"),
                     "use the roles that the model was trained with",
                 ));
+            }
+            // A second template may treat the role in another way.
+            if self.with_tools.is_none()
+                && let Ok(mut written) = self.written.lock()
+                && !written.contains(&role)
+            {
+                written.push(role);
             }
         }
         Ok(rendered)

@@ -39,6 +39,9 @@ pub(crate) struct Grammars {
     pool: Arc<MaskPool>,
 }
 
+/// Maximum number of states of the lexer of one request, of about 2 kB each. A large schema takes some thousands.
+const MAX_LEXER_STATES: usize = 25_000;
+
 /// Bytes of the stack of a thread that compiles a grammar.
 const STACK: usize = 256 << 20;
 
@@ -115,6 +118,7 @@ impl Grammars {
         let mut factory = ParserFactory::new_simple(&env).map_err(|e| e.to_string())?;
         factory.quiet();
         factory.limits_mut().verbose_errors = false;
+        factory.limits_mut().max_lexer_states = MAX_LEXER_STATES;
         Ok(factory)
     }
 }
@@ -158,7 +162,8 @@ impl Compiled {
     pub(crate) fn constraint(&self) -> Box<dyn Constraint> {
         Box::new(GrammarConstraint::new(
             self.pool.clone(),
-            self.matcher.deep_clone(),
+            // The sequences share the tables of the lexer, which take megabytes for a large grammar.
+            self.matcher.clone(),
             self.spent.clone(),
             self.ends.clone(),
         ))

@@ -218,7 +218,8 @@ fn a_mixture_of_attacks_leaves_nothing_behind() {
     let (attacks, longest, [early, late]) = soak(seconds);
     let what = format!("{attacks} attacks, longest request of one token {longest:?}");
     assert!(longest < PATIENCE, "{what}");
-    early.assert_kept(late, &what, 4, 4);
+    // The allocator keeps parts of the largest bodies and grammars; what leaks with each attack would be more.
+    early.assert_kept_within(late, &what, 64 << 20, 4, 4);
 }
 
 #[test]
