@@ -31,7 +31,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use meganeura_core::{Error, Result};
 use meganeura_llm::{
@@ -284,6 +284,8 @@ impl ServerOptions {
 
 /// Maximum time without progress while a response is written.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Maximum time that the end of the server waits for the engine's thread.
+const ENGINE_WAIT: Duration = Duration::from_secs(5);
 /// Bytes of the stack of a thread of the runtime.
 const STACK: usize = 16 << 20;
 
@@ -407,7 +409,12 @@ impl Server {
             .block_on(connections::serve(self.listener, self.router, limits, stop, kill));
         // The runtime drops the tasks of connections, and with them the last handles of the engine.
         self.runtime.shutdown_timeout(Duration::from_secs(1));
-        if self.steps.join().is_err() {
+        // A grammar that is still being compiled holds a handle of the engine: the shutdown does not wait for it.
+        let waited = Instant::now();
+        while !self.steps.is_finished() && waited.elapsed() < ENGINE_WAIT {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        if self.steps.is_finished() && self.steps.join().is_err() {
             return Err(Error::misuse("the model's thread panicked; see the log", ""));
         }
         if all_done {

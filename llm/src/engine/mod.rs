@@ -319,10 +319,23 @@ impl Engine {
         !self.running.is_empty() && self.running.iter().all(Sequence::is_held)
     }
 
+    /// Takes the next waiting sequence. Sequences with constraints leave a quarter of the slots to others: their masks may take
+    /// seconds.
+    fn next_waiting(&mut self) -> Option<Sequence> {
+        let slots = self.options.sequences;
+        let limit = if slots > 1 { slots - slots.div_ceil(4) } else { slots };
+        let constrained = self.running.iter().filter(|sequence| !sequence.may_draft()).count();
+        let at = self
+            .waiting
+            .iter()
+            .position(|sequence| sequence.may_draft() || constrained < limit)?;
+        self.waiting.remove(at)
+    }
+
     /// Lets sequences that wait run, as long as there is room for what they have and a token more.
     fn admit(&mut self) {
         while self.running.len() < self.options.sequences
-            && let Some(mut next) = self.waiting.pop_front()
+            && let Some(mut next) = self.next_waiting()
         {
             if self.options.prefix_cache {
                 next.find_beginning(&mut self.pool, BLOCK_ROWS);

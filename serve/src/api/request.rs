@@ -195,13 +195,14 @@ impl Common {
         let by_format = self.response_format.map(ResponseFormat::grammar).transpose()?.flatten();
         let grammars = [
             by_format,
-            self.grammar.or(structured.grammar).map(Grammar::Lark),
-            self.guided_json.or(structured.json).map(schema).transpose()?,
-            self.guided_regex.or(structured.regex).map(Grammar::Regex),
-            self.guided_choice
-                .or(structured.choice)
-                .map(|all| Grammar::Schema(json!({"enum": all})))
-                .map(as_choice),
+            self.grammar.map(Grammar::Lark),
+            structured.grammar.map(Grammar::Lark),
+            self.guided_json.map(schema).transpose()?,
+            structured.json.map(schema).transpose()?,
+            self.guided_regex.map(Grammar::Regex),
+            structured.regex.map(Grammar::Regex),
+            self.guided_choice.map(choice),
+            structured.choice.map(choice),
         ];
         let mut grammars = grammars.into_iter().flatten();
         let grammar = grammars.next();
@@ -238,12 +239,8 @@ impl Common {
 }
 
 /// One of some texts, as a grammar.
-fn as_choice(grammar: Grammar) -> Grammar {
-    let Grammar::Schema(schema) = &grammar else {
-        return grammar;
-    };
-    let choices = schema["enum"].as_array().into_iter().flatten();
-    let choices: Vec<String> = choices.map(Value::to_string).collect();
+fn choice(choices: Vec<String>) -> Grammar {
+    let choices: Vec<String> = choices.into_iter().map(|text| Value::from(text).to_string()).collect();
     Grammar::Lark(format!("start: {}", choices.join(" | ")))
 }
 

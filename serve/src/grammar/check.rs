@@ -14,6 +14,9 @@ const MAX_REFERENCES: usize = 1_000;
 const MAX_NAMES: usize = 1_000;
 /// Maximum number of `patternProperties` of a schema: the compiler compares each pair of patterns, and each with all names.
 const MAX_PATTERN_PROPERTIES: usize = 32;
+/// Maximum number of patterns whose intersection the compiler may have to build: its time grows exponentially. More patterns are
+/// allowed in a schema with at most as many branches of `allOf`.
+const MAX_INTERSECTIONS: usize = 8;
 /// Maximum repetition of a schema, such as `minItems`, that the compiler unrolls.
 const MAX_REPETITION: u64 = 10_000;
 /// Maximum length of a regular expression.
@@ -48,6 +51,7 @@ fn too_large(what: String) -> Error {
 /// [`Error::InvalidUse`] with the limit that the schema exceeds.
 pub(super) fn schema(schema: &Value) -> Result<()> {
     let (mut values, mut references, mut patterns) = (0_usize, 0_usize, 0_usize);
+    let (mut texts, mut branches) = (0_usize, 0_usize);
     // Nesting is bounded by the parser of JSON; a list of what is left needs no stack at all.
     let mut left = vec![schema];
     while let Some(value) = left.pop() {
@@ -61,6 +65,8 @@ pub(super) fn schema(schema: &Value) -> Result<()> {
                 references += usize::from(fields.contains_key("$ref"));
                 let of_names = fields.get("patternProperties").and_then(Value::as_object);
                 patterns += of_names.map_or(0, serde_json::Map::len);
+                texts += usize::from(fields.contains_key("pattern") || fields.contains_key("format"));
+                branches += fields.get("allOf").and_then(Value::as_array).map_or(0, Vec::len);
                 fields.iter().try_for_each(|(name, value)| keyword(name, value))?;
                 left.extend(fields.values());
                 fields.len()
@@ -74,6 +80,11 @@ pub(super) fn schema(schema: &Value) -> Result<()> {
         }
         if values > MAX_VALUES {
             return Err(too_large(format!("expected at most {MAX_VALUES} values")));
+        }
+        if texts > MAX_INTERSECTIONS && branches > MAX_INTERSECTIONS {
+            return Err(too_large(format!(
+                "expected at most {MAX_INTERSECTIONS} patterns, or at most {MAX_INTERSECTIONS} branches of allOf"
+            )));
         }
         if patterns > MAX_PATTERN_PROPERTIES {
             return Err(too_large(format!(
@@ -118,6 +129,13 @@ pub(super) fn source(text: &str) -> Result<()> {
         deepest = deepest.max(depth);
     }
     let rules = text.lines().count();
+    if text.contains("%json") {
+        return Err(Error::misuse(
+            "grammars with %json are not supported",
+            "send the schema in response_format or guided_json",
+        ));
+    }
+    let intersections = text.matches('&').count();
     if text.len() > MAX_BYTES {
         Err(too_large(format!(
             "expected at most {MAX_BYTES} bytes, found {}",
@@ -126,6 +144,10 @@ pub(super) fn source(text: &str) -> Result<()> {
     } else if deepest > MAX_DEPTH {
         Err(too_large(format!(
             "expected at most {MAX_DEPTH} nested parentheses, found {deepest}"
+        )))
+    } else if intersections > MAX_INTERSECTIONS {
+        Err(too_large(format!(
+            "expected at most {MAX_INTERSECTIONS} characters `&`, found {intersections}"
         )))
     } else if rules > MAX_RULES {
         Err(too_large(format!("expected at most {MAX_RULES} lines, found {rules}")))
@@ -153,6 +175,10 @@ mod tests {
             (json!({"items": {"minItems": 10_001}}), "minItems"),
             (json!({"pattern": "a".repeat(5000)}), "patterns"),
             (json!({"patternProperties": many}), "patternProperties"),
+            (
+                json!({"allOf": vec![json!({"type": "string", "pattern": "[ab]*a[ab]{9}"}); 9]}),
+                "allOf",
+            ),
         ] {
             let error = schema(&schema_of).expect_err(said).to_string();
             assert!(error.contains(said), "{error}");
@@ -167,10 +193,12 @@ mod tests {
             ("a".repeat(70_000), "bytes"),
             ("(".repeat(65), "parentheses"),
             ("a: b\n".repeat(2001), "lines"),
+            (format!("start: A\nA: /a/{}", " & /b/".repeat(9)), "`&`"),
         ] {
             let error = source(&text).expect_err(said).to_string();
             assert!(error.contains(said), "{error}");
         }
         assert!(source("start: \"a\"").is_ok());
+        assert!(source("start: %json {\"minItems\": 1000000000}").is_err());
     }
 }
