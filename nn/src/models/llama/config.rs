@@ -122,7 +122,7 @@ pub struct LlamaConfig {
     pub tied_embeddings: bool,
     /// Adapters; with them, nothing else is trained.
     pub lora: Option<LoraConfig>,
-    /// Adds the input [`ADAPTER_SCALES`](super::ADAPTER_SCALES) to a [`LlamaConfig::paged_graph`] with adapters. It replaces
+    /// Adds the input [`ADAPTER_SCALES`](crate::models::ADAPTER_SCALES) to a [`LlamaConfig::paged_graph`] with adapters. It replaces
     /// the factor `alpha / rank`, so that each row selects its own adapter.
     pub lora_per_row: bool,
     /// How matrices are stored. All but `f32` are for models that are not trained; norms and biases stay `f32`.
