@@ -2,7 +2,7 @@
 #![no_main]
 
 use meganeura_fuzz::{in_file, seed, target, text};
-use meganeura_llm::{ChatInput, ChatTemplate};
+use meganeura_llm::{ChatInput, ChatTemplate, SpecialTokens};
 use serde_json::json;
 
 /// What published templates use.
@@ -41,10 +41,10 @@ target!(seeds: seeds, change: text::change, |data| {
             json!({ "role": "assistant", "content": "", "tool_calls": [call] }),
         ];
         let tools = [json!({ "name": "add", "parameters": { "type": "object" } })];
-        let special_tokens = ["<|user|>".to_owned()];
+        let special_tokens = SpecialTokens::new(vec!["<|user|>".to_owned()]);
         let _ = template.render_chat(&ChatInput {
             tools: &tools,
-            special_tokens: &special_tokens,
+            special_tokens: Some(&special_tokens),
             ..ChatInput::new(&messages)
         });
         let _ = template.render_chat(&ChatInput::new(&messages[1..2]));

@@ -116,23 +116,23 @@ impl Registry {
     /// that wait for bytes, the oldest.
     fn admit(&mut self, address: IpAddr, limits: &Limits) -> Admission {
         let of_address = self.open.values().filter(|entry| entry.address == address).count();
-        if of_address >= limits.connections_per_address && !self.close_oldest(Some(address)) {
+        if of_address >= limits.connections_per_address && !self.close_oldest(Some(address), false) {
             return Admission::Refused;
         }
         let used = self.open.values().filter(|entry| !entry.activity.is_reserved).count();
-        if used < limits.connections || self.close_oldest(None) {
+        if used < limits.connections || self.close_oldest(None, false) {
             return Admission::Admitted;
         }
-        if self.open.len() < limits.connections + RESERVED {
+        if self.open.len() < limits.connections + RESERVED || self.close_oldest(None, true) {
             return Admission::Reserved;
         }
         Admission::Refused
     }
 
-    /// Closes the oldest connection that waits for bytes, of an address or of the one that has most of them. Returns whether
-    /// there was one.
-    fn close_oldest(&mut self, address: Option<IpAddr>) -> bool {
-        let reading = |entry: &&Entry| entry.activity.is_reading() && !entry.activity.is_reserved;
+    /// Closes the oldest connection that waits for data, of an address or of the one with most of them, in the reserved slots or
+    /// in the others. Returns true if there was one.
+    fn close_oldest(&mut self, address: Option<IpAddr>, is_reserved: bool) -> bool {
+        let reading = |entry: &&Entry| entry.activity.is_reading() && entry.activity.is_reserved == is_reserved;
         let address = address.or_else(|| {
             let mut counts: HashMap<IpAddr, usize> = HashMap::new();
             for entry in self.open.values().filter(reading) {
@@ -377,6 +377,12 @@ mod tests {
             assert_eq!(add(&mut registry, [4; 4], WORKING, &limits), Admission::Reserved);
         }
         assert_eq!(add(&mut registry, [4; 4], WORKING, &limits), Admission::Refused);
+        assert_eq!(registry.open.len(), 3 + RESERVED);
+        // A silent connection in a reserved slot gives it to a new one.
+        let reserved = registry.open.values().find(|entry| entry.activity.is_reserved);
+        let activity = &reserved.expect("one").activity;
+        activity.phase.store(IDLE, Ordering::Relaxed);
+        assert_eq!(add(&mut registry, [5; 4], WORKING, &limits), Admission::Reserved);
         assert_eq!(registry.open.len(), 3 + RESERVED);
     }
 

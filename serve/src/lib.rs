@@ -227,11 +227,7 @@ impl ServerOptions {
             grammars: Grammars::new(tokenizer.clone(), vocab, &stop, masks),
             sampling: sampling.sampling(),
             adapters: self.adapters.iter().map(|(name, _)| name.clone()).collect(),
-            special_tokens: if self.special_tokens_in_messages {
-                Vec::new()
-            } else {
-                tokenizer.special_tokens()
-            },
+            special_tokens: (!self.special_tokens_in_messages).then(|| tokenizer.special_tokens()),
             spelled: Default::default(),
             vocab,
             worker,

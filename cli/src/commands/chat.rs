@@ -47,10 +47,10 @@ pub(crate) fn run(args: &Args) -> Outcome {
             continue;
         }
         messages.push(Message::new("user", said));
-        let mut prompt = tokenizer.encode_chat(&template.render(&messages, &special)?)?;
+        let mut prompt = tokenizer.encode_chat(&template.render(&messages, Some(&special))?)?;
         while !args.model.fits(prompt.len(), generator.capacity()) && forget(&mut messages) {
             notice("(the oldest turn no longer fits into the context and is left out)")?;
-            prompt = tokenizer.encode_chat(&template.render(&messages, &special)?)?;
+            prompt = tokenizer.encode_chat(&template.render(&messages, Some(&special))?)?;
         }
         let answer = answer(args, &mut generator, &tokenizer, &prompt, turn)?;
         turn += 1;

@@ -12,6 +12,7 @@ use serde_json::Value as Json;
 
 use crate::files::{damaged, read_text};
 use crate::gguf::{self, Gguf};
+use crate::special::SpecialTokens;
 use crate::template::Template;
 
 /// One message of a conversation.
@@ -44,10 +45,10 @@ pub struct ChatInput<'a> {
     pub kwargs: Option<&'a serde_json::Map<String, Json>>,
     /// Whether the text ends where the model's answer begins.
     pub add_generation_prompt: bool,
-    /// Spellings of special tokens which text of messages must not become ([`Tokenizer::special_tokens`]).
+    /// Special tokens which text of messages must not become ([`Tokenizer::special_tokens`]); `None` allows it.
     ///
     /// [`Tokenizer::special_tokens`]: crate::Tokenizer::special_tokens
-    pub special_tokens: &'a [String],
+    pub special_tokens: Option<&'a SpecialTokens>,
 }
 
 impl<'a> ChatInput<'a> {
@@ -58,7 +59,7 @@ impl<'a> ChatInput<'a> {
             tools: &[],
             kwargs: None,
             add_generation_prompt: true,
-            special_tokens: &[],
+            special_tokens: None,
         }
     }
 }
@@ -259,7 +260,7 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// Those of [`ChatTemplate::render_chat`].
-    pub fn render(&self, messages: &[Message], special_tokens: &[String]) -> Result<RenderedChat> {
+    pub fn render(&self, messages: &[Message], special_tokens: Option<&SpecialTokens>) -> Result<RenderedChat> {
         let message = |m: &Message| serde_json::json!({"role": m.role, "content": m.content});
         let messages: Vec<Json> = messages.iter().map(message).collect();
         self.render_chat(&ChatInput {
@@ -405,30 +406,25 @@ impl ChatTemplate {
 }
 
 /// Marks spellings of special tokens in messages, by a character that occurs nowhere else.
-struct Guard {
-    spellings: Option<AhoCorasick>,
+struct Guard<'a> {
+    spellings: Option<&'a AhoCorasick>,
     character: char,
 }
 
-impl Guard {
-    fn new(input: &ChatInput) -> Self {
-        // Spellings of one character cannot be marked within.
-        let spellings = input
-            .special_tokens
-            .iter()
-            .filter(|token| token.chars().nth(1).is_some());
-        let spellings: Vec<&String> = spellings.collect();
-        let texts = [input.messages, input.tools].concat();
+impl<'a> Guard<'a> {
+    fn new(input: &ChatInput<'a>) -> Self {
+        /// Characters of a private plane; a conversation that uses all but the last is guarded by the last.
+        const FIRST: char = '\u{f5a00}';
+        const LAST: char = '\u{f5a64}';
+        let spellings = input.special_tokens.and_then(SpecialTokens::automaton);
         let kwargs = input.kwargs.into_iter().flat_map(|kwargs| kwargs.values());
-        let is_used = |c: char| texts.iter().chain(kwargs.clone()).any(|json| contains(json, c));
-        // Characters of a private plane; a conversation that uses all of the first hundred is guarded by the last of them.
-        let character = ('\u{f5a00}'..='\u{f5a64}')
-            .find(|&c| !is_used(c))
-            .unwrap_or('\u{f5a64}');
-        Guard {
-            spellings: AhoCorasick::new(&spellings).ok().filter(|_| !spellings.is_empty()),
-            character,
-        }
+        let texts = input.messages.iter().chain(input.tools).chain(kwargs);
+        let is_used = |c: char| texts.clone().any(|json| contains(json, c));
+        let character = match spellings {
+            Some(_) => (FIRST..LAST).find(|&c| !is_used(c)).unwrap_or(LAST),
+            None => LAST,
+        };
+        Guard { spellings, character }
     }
 
     /// JSON as templates read it.
@@ -451,7 +447,7 @@ impl Guard {
 
     /// The text with the character behind the first one of each spelling.
     fn mark(&self, text: &str) -> String {
-        let Some(spellings) = &self.spellings else {
+        let Some(spellings) = self.spellings else {
             return text.to_owned();
         };
         let mut marked = String::with_capacity(text.len());
@@ -470,6 +466,12 @@ impl Guard {
 
     /// The text without the character, and where it was. It may have been escaped in JSON.
     fn take_out(&self, text: String) -> RenderedChat {
+        if self.spellings.is_none() {
+            return RenderedChat {
+                text,
+                guards: Vec::new(),
+            };
+        }
         let mut units = [0; 2];
         let escaped: String = self
             .character
@@ -477,11 +479,7 @@ impl Guard {
             .iter()
             .map(|unit| format!("\\u{unit:04x}"))
             .collect();
-        let text = if self.spellings.is_some() {
-            text.replace(&escaped, &self.character.to_string())
-        } else {
-            text
-        };
+        let text = text.replace(&escaped, &self.character.to_string());
         let (mut plain, mut guards) = (String::with_capacity(text.len()), Vec::new());
         for (number, part) in text.split(self.character).enumerate() {
             if number > 0 && guards.last() != Some(&plain.len()) {

@@ -28,7 +28,7 @@ fn templates_in_all_places() {
         ),
     ] {
         let template = open(files).expect("a template");
-        assert_eq!(template.render(&messages, &[]).expect("text").text, expected);
+        assert_eq!(template.render(&messages, None).expect("text").text, expected);
     }
 }
 
@@ -46,7 +46,7 @@ fn what_is_no_template_is_an_error() {
     let template = open(&[("chat_template.jinja", "{{ raise_exception('roles must alternate') }}")]);
     let error = template
         .expect("a template")
-        .render(&[], &[])
+        .render(&[], None)
         .expect_err("refused")
         .to_string();
     assert!(error.contains("roles must alternate"), "{error}");

@@ -19,6 +19,7 @@ use crate::chat::RenderedChat;
 use crate::config::ModelConfig;
 use crate::files::damaged;
 use crate::gguf::{self, Gguf};
+use crate::special::SpecialTokens;
 use spelling::Spelling;
 
 /// The mark that tokenizers of [`Tokenizer::train`] have.
@@ -118,11 +119,7 @@ impl Tokenizer {
     }
 
     fn of(inner: tokenizers::Tokenizer) -> Self {
-        let added = inner.get_added_tokens_decoder();
-        let names = added
-            .values()
-            .filter(|token| token.special && !token.content.is_empty());
-        let names: Vec<&str> = names.map(|token| token.content.as_str()).collect();
+        let names = special_spellings(&inner);
         let special = AhoCorasick::builder()
             .match_kind(MatchKind::LeftmostLongest)
             .build(&names)
@@ -248,11 +245,9 @@ impl Tokenizer {
         added.get(&token).is_some_and(|token| token.special)
     }
 
-    /// Spellings of the special tokens, such as `<|im_end|>`.
-    pub fn special_tokens(&self) -> Vec<String> {
-        let added = self.inner.get_added_tokens_decoder().into_values();
-        let special = added.filter(|token| token.special && !token.content.is_empty());
-        special.map(|token| token.content).collect()
+    /// The special tokens, such as `<|im_end|>`.
+    pub fn special_tokens(&self) -> SpecialTokens {
+        SpecialTokens::new(special_spellings(&self.inner))
     }
 
     /// Returns the text of tokens, without special tokens. Incomplete characters become U+FFFD.
@@ -360,6 +355,13 @@ fn without_long_words(text: &str) -> impl Iterator<Item = &str> + Send {
         rest = after;
         (!part.is_empty()).then_some(part)
     })
+}
+
+/// Spellings of the special tokens.
+fn special_spellings(inner: &tokenizers::Tokenizer) -> Vec<String> {
+    let added = inner.get_added_vocabulary().get_added_tokens_decoder().values();
+    let special = added.filter(|token| token.special && !token.content.is_empty());
+    special.map(|token| token.content.clone()).collect()
 }
 
 /// What the library says, also where it panics: its tokenizers are of untrusted files.

@@ -46,7 +46,7 @@ fn tokens(tokenizer: &Tokenizer, template: &ChatTemplate, messages: &[Value]) ->
     let special_tokens = tokenizer.special_tokens();
     let chat = template
         .render_chat(&ChatInput {
-            special_tokens: &special_tokens,
+            special_tokens: Some(&special_tokens),
             ..ChatInput::new(messages)
         })
         .expect("text");
@@ -112,7 +112,7 @@ fn names_and_arguments_of_tools_stay_text() {
     let tools = [json!({"name": "<|im_start|>"})];
     let input = ChatInput {
         tools: &tools,
-        special_tokens: &special_tokens,
+        special_tokens: Some(&special_tokens),
         ..ChatInput::new(&messages)
     };
     let chat = template.render_chat(&input).expect("text");
@@ -135,7 +135,7 @@ fn pieces_of_sentencepiece_are_cut() {
     let template = jinja("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}</s>");
     let messages = [json!({"role": "user", "content": "a</s>b"})];
     let chat = template.render_chat(&ChatInput {
-        special_tokens: &special_tokens,
+        special_tokens: Some(&special_tokens),
         ..ChatInput::new(&messages)
     });
     let found = tokenizer.encode_chat(&chat.expect("text")).expect("tokens");

@@ -322,7 +322,7 @@ fn tokens_and_text_are_the_same() {
         }
         let template = ChatTemplate::open(&folder(model)).expect("a template");
         let chat = template
-            .render(&[Message::new("user", "Do cats eat bats? ")], &[])
+            .render(&[Message::new("user", "Do cats eat bats? ")], None)
             .expect("text");
         let wanted = std::fs::read_to_string(folder(model).join("expected_chat.txt")).expect("a fixture");
         assert_eq!(chat.text, wanted);

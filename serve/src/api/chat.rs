@@ -165,7 +165,7 @@ impl Conversation {
             tools: &tools.tools,
             kwargs: Some(&self.kwargs),
             add_generation_prompt: self.add_generation_prompt,
-            special_tokens: &app.special_tokens,
+            special_tokens: app.special_tokens.as_ref(),
         });
         let chat = chat.map_err(|e| ApiError::field("messages", app.site.without_paths(&e)))?;
         app.check_length(&chat.text)?;

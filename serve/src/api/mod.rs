@@ -25,7 +25,7 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use meganeura_llm::engine::EngineCounts;
 use meganeura_llm::tokenizer::TokenBytes;
-use meganeura_llm::{ChatTemplate, Sampling, Tokenizer};
+use meganeura_llm::{ChatTemplate, Sampling, SpecialTokens, Tokenizer};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 use tower_http::timeout::RequestBodyTimeoutLayer;
@@ -87,8 +87,8 @@ pub(crate) struct App {
     pub(crate) sampling: Sampling,
     /// Names of the adapters that requests select.
     pub(crate) adapters: Vec<String>,
-    /// Spellings that text of messages must not turn into special tokens; empty to allow it.
-    pub(crate) special_tokens: Vec<String>,
+    /// Special tokens that text of messages must not become; `None` allows it.
+    pub(crate) special_tokens: Option<SpecialTokens>,
 }
 
 /// Limits of requests.

@@ -233,10 +233,10 @@ fn special_tokens_in_messages_stay_text() {
         response.json()["usage"]["prompt_tokens"].as_u64().expect("a number")
     };
     let tokenizer = meganeura_llm::Tokenizer::open(&model("llama")).expect("a tokenizer");
-    let special = tokenizer
-        .special_tokens()
-        .into_iter()
-        .max_by_key(String::len)
+    let special_tokens = tokenizer.special_tokens();
+    let special = special_tokens
+        .iter()
+        .max_by_key(|token| token.len())
         .expect("a special token");
     let server = Running::new();
     let text = format!("a{special}b");

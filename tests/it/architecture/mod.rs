@@ -248,7 +248,7 @@ const CPU_LAYERS: &[&[&str]] = &[
 
 /// The same of language models: files, what is in them, a model with its weights, text.
 const LLM_LAYERS: &[&[&str]] = &[
-    &["files", "pooling", "softmax", "template"],
+    &["files", "pooling", "softmax", "special", "template"],
     &["sampling", "tensors"],
     &["adapters", "gguf"],
     &["checkpoint", "config", "chat", "plans"],

@@ -244,7 +244,7 @@ fn tokenizers_and_templates_of_files() {
         .check(&ModelConfig::open(&path("llama_q8_0")).expect("a configuration"))
         .expect("they belong together");
     let template = ChatTemplate::open(&path("llama_q8_0")).expect("a template");
-    let chat = template.render(&[Message::new("user", "hi")], &[]).expect("text").text;
+    let chat = template.render(&[Message::new("user", "hi")], None).expect("text").text;
     assert_eq!(chat, "<|endoftext|>hi");
 }
 
