@@ -21,7 +21,7 @@ pub(super) struct ModelArgs {
     #[arg(long, value_name = "DIR|FILE.gguf|NAME")]
     model: PathBuf,
 
-    /// Folder of LoRA adapters in PEFT's layout, with any --weights. They are merged into f32 weights, and computed beside others.
+    /// Folder of LoRA adapters in PEFT's layout, with any --weights: merged into f32 weights, computed separately with other types.
     #[arg(long, value_name = "DIR")]
     lora: Option<PathBuf>,
 
