@@ -9,7 +9,7 @@
 //! The K formats of files have 256 numbers with scales of their scales. On a device they are blocks of 32: Q4_K is Q4_1,
 //! Q5_K is Q5_1 and Q6_K is Q6. That takes 5 bits a number for 4.5, 6 for 5.5 and 7 for 6.56; integers stay as they are, and
 //! scales, which are products of two numbers in files, are rounded to `f16` (by 2^-11 of them at most, if they are not below
-//! 2^-14). Q3_K is Q6, too: its 16 scales are those of 16 numbers each.
+//! 2^-14). Q3_K also becomes Q6: each of its 16 scales covers 16 numbers.
 
 use half::f16;
 

@@ -292,7 +292,7 @@ impl Adapters {
     }
 }
 
-/// Adapters that are computed beside the weights of a model: their ranks are concatenated, and each row of a step selects the
+/// Adapters that are not merged into the weights of a model. Their ranks are concatenated, and each row of a step selects the
 /// columns of its adapter ([`ADAPTER_SCALES`](meganeura_nn::models::ADAPTER_SCALES)).
 #[derive(Debug, Default)]
 pub(crate) struct PackedAdapters {

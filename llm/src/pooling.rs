@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use meganeura_core::{Error, Result};
 
-/// Way in which the rows of the tokens of a text become one vector.
+/// Method that combines the rows of a text's tokens into one vector.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pooling {
     /// Mean of all rows.

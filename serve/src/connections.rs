@@ -1,7 +1,7 @@
 //! Connections: their number, how slow they may be, and how they end.
 //!
 //! When all connection slots are in use, a new connection replaces one that waits for data from its client. Slow and silent
-//! clients therefore cannot lock others out. A few reserved slots serve `/health` and `/metrics`.
+//! clients therefore cannot lock out other clients. A few reserved slots serve `/health` and `/metrics`.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -130,7 +130,7 @@ impl Registry {
     }
 
     /// Closes the oldest connection that waits for data, of an address or of the one with most of them, in the reserved slots or
-    /// in the others. Returns true if there was one.
+    /// in the ordinary ones. Returns true if there was one.
     fn close_oldest(&mut self, address: Option<IpAddr>, is_reserved: bool) -> bool {
         let reading = |entry: &&Entry| entry.activity.is_reading() && entry.activity.is_reserved == is_reserved;
         let address = address.or_else(|| {

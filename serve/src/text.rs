@@ -75,7 +75,7 @@ pub(crate) struct Text {
 }
 
 impl Text {
-    /// Creates a text that continues the one of `behind`. Stop strings are ignored within the first `min_tokens` tokens.
+    /// Creates a text that continues the text of `behind`. Stop strings are ignored within the first `min_tokens` tokens.
     pub(crate) fn new(tokenizer: Arc<Tokenizer>, behind: &[u32], stops: Arc<StopStrings>, min_tokens: usize) -> Self {
         Text {
             stream: TextStream::behind(tokenizer, behind),
@@ -86,7 +86,7 @@ impl Text {
         }
     }
 
-    /// Returns what a token adds.
+    /// Returns the text that a token adds.
     ///
     /// # Errors
     /// Those of the tokenizer.
@@ -178,10 +178,10 @@ mod tests {
         assert_eq!((all.concat().as_str(), kept.as_str(), ends), ("é", "", true));
         let (all, kept, ends) = pieces(&["aE"], &["END"]);
         assert_eq!((all.concat().as_str(), kept.as_str(), ends), ("a", "E", false));
-        // The string that is complete first counts, whichever is listed first; of two at the same place, the longer one.
+        // The string that is complete first counts, independent of the order; of two that end together, the longer one.
         assert_eq!(pieces(&["one two"], &["two", "one"]).0, [""]);
         assert_eq!(pieces(&["abc"], &["c", "bc"]).0, ["a"]);
-        // The beginning of a string may lie within another beginning.
+        // The prefix of a string may be inside the prefix of another one.
         let (all, kept, ends) = pieces(&["aab", "aac"], &["aabaax", "aac"]);
         assert_eq!((all.concat().as_str(), kept.as_str(), ends), ("aab", "", true));
     }

@@ -150,7 +150,7 @@ impl Steps for Worker {
         *lock(&self.shared.counts)
     }
 
-    // After that time nothing is known until the next request.
+    // After that time the next request decides.
     fn is_failing(&self) -> bool {
         const KNOWN: Duration = Duration::from_secs(30);
         lock(&self.shared.failed).is_some_and(|failed| failed.elapsed() < KNOWN)

@@ -213,7 +213,7 @@ fn adapters_are_trained_on_packed_weights() {
         let before = generated(model, &["--weights", "f32"]);
         let adapted = generated(model, &["--lora", &lora, "--weights", "f32"]);
         assert_ne!(adapted["token_ids"], before["token_ids"], "{model}");
-        // The adapters are computed beside packed weights, too.
+        // Packed weights use the adapters, too.
         for weights in ["q4", "q8", "f16"] {
             let before = generated(model, &["--weights", weights]);
             let adapted = generated(model, &["--lora", &lora, "--weights", weights]);

@@ -15,7 +15,7 @@ const GROUP: usize = 8;
 
 pub(super) struct Concat;
 
-/// Concatenates tensors by concatenations of at most [`GROUP`] operands each; so few are padded and selected from.
+/// Concatenates tensors in groups of at most [`GROUP`] operands. A group becomes padded operands and selections.
 fn join(g: &mut Graph, parts: &[Value], axis: usize) -> Value {
     if parts.len() <= GROUP {
         return select_parts(g, parts, axis);

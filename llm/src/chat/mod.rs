@@ -18,9 +18,9 @@ use crate::template::Template;
 /// One message of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// Who speaks: `system`, `user` or `assistant`.
+    /// Author of the message: `system`, `user` or `assistant`.
     pub role: String,
-    /// What is said.
+    /// Text of the message.
     pub content: String,
 }
 
@@ -43,7 +43,7 @@ pub struct ChatInput<'a> {
     pub tools: &'a [Json],
     /// Further variables of the template, such as `enable_thinking`.
     pub kwargs: Option<&'a serde_json::Map<String, Json>>,
-    /// Whether the text ends where the model's answer begins.
+    /// Ends the text where the model's answer begins.
     pub add_generation_prompt: bool,
     /// Special tokens which text of messages must not become ([`Tokenizer::special_tokens`]); `None` allows it.
     ///
@@ -82,7 +82,7 @@ pub struct ChatTemplate {
     with_tools: Option<Template>,
     /// Sources of both, to find the roles that they name.
     sources: [String; 2],
-    /// Common roles that the templates write without naming them, as far as known.
+    /// Common roles that were found to be written although the template does not name them.
     written: Mutex<Vec<&'static str>>,
     bos: String,
     eos: String,
@@ -290,7 +290,7 @@ impl ChatTemplate {
             ));
         }
         let mut messages = input.messages.to_vec();
-        // Templates test whether fields are defined; transformers drops those without a value, too.
+        // Templates test whether a field is defined; transformers drops fields without a value, too.
         for message in messages.iter_mut().filter_map(Json::as_object_mut) {
             message.retain(|_, value| !value.is_null());
         }
@@ -304,7 +304,7 @@ impl ChatTemplate {
             if self.written.lock().is_ok_and(|written| written.contains(&role)) {
                 continue;
             }
-            // A template that names no roles writes all of them; one that names others may drop the message.
+            // A template without names of roles writes every role; a template with other names may drop the message.
             let mut without = messages.clone();
             let has_text = |message: &Json| message["content"].as_str().is_some_and(|text| !text.trim().is_empty());
             let Some(at) = without
@@ -369,12 +369,12 @@ impl ChatTemplate {
         Ok(unnamed)
     }
 
-    /// Whether a template reads the list of tools.
+    /// Returns true if a template reads the list of tools.
     pub fn takes_tools(&self) -> bool {
         self.with_tools.is_some() || self.template.uses("tools")
     }
 
-    /// Whether the template reads a variable, such as `enable_thinking`.
+    /// Returns true if the template reads a variable, such as `enable_thinking`.
     pub fn uses(&self, variable: &str) -> bool {
         self.template.uses(variable) || self.with_tools.as_ref().is_some_and(|template| template.uses(variable))
     }
@@ -445,7 +445,7 @@ impl<'a> Guard<'a> {
         }
     }
 
-    /// The text with the character behind the first one of each spelling.
+    /// Returns the text with the guard character after the first character of each spelling.
     fn mark(&self, text: &str) -> String {
         let Some(spellings) = self.spellings else {
             return text.to_owned();
@@ -491,7 +491,7 @@ impl<'a> Guard<'a> {
     }
 }
 
-/// Whether a text of some JSON contains a character.
+/// Returns true if a text in the JSON contains a character.
 fn contains(json: &Json, c: char) -> bool {
     match json {
         Json::String(text) => text.contains(c),

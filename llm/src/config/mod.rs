@@ -59,7 +59,7 @@ pub struct ModelConfig {
     pub network: LlamaConfig,
     /// Positions that it was made for.
     pub context: usize,
-    /// Tokens that end a text: those of `config.json`, `generation_config.json` and `tokenizer_config.json`.
+    /// Tokens that end a text: the union of `config.json`, `generation_config.json` and `tokenizer_config.json`.
     pub stop: Vec<u32>,
     /// Sampling values of `generation_config.json`.
     pub sampling: SamplingDefaults,

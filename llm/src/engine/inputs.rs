@@ -76,7 +76,7 @@ pub(super) struct Part {
     pub(super) draft: Vec<u32>,
     /// Whether the last token of the sequence is among the rows, so that there is a next one to choose.
     pub(super) is_read: bool,
-    /// Whether the logits of all rows are needed, for the log-probabilities of the prompt.
+    /// Set if the log-probabilities of the prompt need the logits of all rows.
     pub(super) is_scored: bool,
 }
 

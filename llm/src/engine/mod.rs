@@ -314,12 +314,12 @@ impl Engine {
         }
     }
 
-    /// Whether all running sequences wait for their constraints, so that a step would do nothing.
+    /// Returns true if all running sequences wait for their constraints, so that a step would do nothing.
     pub fn waits_for_constraints(&self) -> bool {
         !self.running.is_empty() && self.running.iter().all(Sequence::is_held)
     }
 
-    /// Takes the next waiting sequence. Sequences with constraints leave a quarter of the slots to others: their masks may take
+    /// Takes the next waiting sequence. A quarter of the slots is for sequences without constraints, because masks may take
     /// seconds.
     fn next_waiting(&mut self) -> Option<Sequence> {
         let slots = self.options.sequences;

@@ -46,8 +46,8 @@ pub struct EngineOptions {
     pub device_sampling: Option<bool>,
     /// Folder that keeps plans from one start to the next.
     pub plans: Option<PathBuf>,
-    /// Folder of adapters that all sequences use. They are merged into weights stored as `f32`, and computed beside other
-    /// weights.
+    /// Folder of adapters that all sequences use. They are merged into weights stored as `f32`, and computed separately with
+    /// other types.
     pub adapters: Option<PathBuf>,
     /// Folders of adapters that sequences select by their index ([`SequenceRequest::adapter`](super::SequenceRequest::adapter)).
     pub named_adapters: Vec<PathBuf>,
@@ -85,10 +85,10 @@ impl EngineOptions {
         self.weights.map_or_else(|| checkpoint.usual_storage(), StorageMap::all)
     }
 
-    /// Adapters to merge into the weights: those of all sequences, if all weights are stored as `f32`.
+    /// Opens the adapters to merge into the weights: the adapters of all sequences, if all weights are stored as `f32`.
     ///
     /// # Errors
-    /// What [`Adapters::open`] finds.
+    /// Errors of [`Adapters::open`].
     pub(super) fn adapters_to_merge(&self, checkpoint: &Checkpoint) -> Result<Option<Adapters>> {
         let is_f32 = self.storage(checkpoint) == StorageMap::all(WeightStorage::F32);
         let folder = self
@@ -98,10 +98,10 @@ impl EngineOptions {
         folder.map(|folder| Adapters::open(folder)).transpose()
     }
 
-    /// Adapters to compute beside the weights.
+    /// Opens the adapters that are not merged.
     ///
     /// # Errors
-    /// Both kinds of adapters; what [`Adapters::open`] finds; adapters of another model.
+    /// Both kinds of adapters; errors of [`Adapters::open`]; adapters of another model.
     pub(super) fn packed_adapters(&self, checkpoint: &Checkpoint) -> Result<PackedAdapters> {
         let open = |folder: &PathBuf| {
             let adapters = Adapters::open(folder)?;

@@ -6,7 +6,7 @@ use crate::sampling::Sampling;
 
 /// Decides which tokens may come next, such as a grammar.
 pub trait Constraint: Send {
-    /// Returns whether [`Constraint::mask`] can answer at once. Until then the token waits, and the engine goes on with other
+    /// Returns whether [`Constraint::mask`] can answer at once. Until then the token waits, and the engine continues with other
     /// sequences: a constraint that computes on another thread starts when it [accepts](Constraint::accept) a token.
     fn is_ready(&mut self) -> bool {
         true
@@ -58,7 +58,7 @@ pub struct SequenceRequest {
 }
 
 impl SequenceRequest {
-    /// A request for at most `max_tokens` tokens behind a prompt, by the most likely tokens.
+    /// Creates a request for at most `max_tokens` tokens after a prompt, with greedy decoding.
     pub fn new(prompt: Vec<u32>, max_tokens: usize) -> Self {
         SequenceRequest {
             prompt,
@@ -93,7 +93,7 @@ pub struct Chosen {
 pub enum Finish {
     /// By a token that ends texts, or by its constraint.
     Stop,
-    /// With as many tokens as were asked for.
+    /// After the maximum number of tokens.
     Length,
 }
 
@@ -116,13 +116,13 @@ pub enum Event {
 pub struct EngineCounts {
     /// Steps that were made.
     pub steps: u64,
-    /// Tokens of prompts that were computed, those of sequences that gave their blocks back twice.
+    /// Computed tokens of prompts. Preempted sequences count twice.
     pub prompt_tokens: u64,
     /// Tokens of prompts that were found in the cache.
     pub cached_tokens: u64,
     /// Tokens that were generated.
     pub generated_tokens: u64,
-    /// Draft tokens that were checked, and those of them that were right.
+    /// Checked draft tokens, and accepted ones.
     pub drafted_tokens: u64,
     /// See `drafted_tokens`.
     pub accepted_tokens: u64,

@@ -40,11 +40,11 @@ pub(super) struct Sequence {
     pub(super) adapter: Option<usize>,
     /// Number of the most likely tokens that are reported for each token of the prompt, if log-probabilities are asked for.
     prompt_logprobs: Option<usize>,
-    /// Tokens of the prompt behind the first, as far as they are scored.
+    /// Scored tokens of the prompt, from the second one.
     scored: Vec<Chosen>,
     /// Tokens of the prompt that were found in the cache.
     cached: usize,
-    /// Whether [`Event::Prompt`](super::Event::Prompt) was reported.
+    /// Set when [`Event::Prompt`](super::Event::Prompt) was reported.
     prompt_is_reported: bool,
     /// Logits of the next token, until the constraint has its mask.
     held: Option<HeldLogits>,
@@ -107,7 +107,7 @@ impl Sequence {
         self.tokens.split_at(self.prompt)
     }
 
-    /// Whether the next rows have tokens of the prompt whose log-probabilities are asked for.
+    /// Returns true if the next rows contain tokens of the prompt that are to be scored.
     pub(super) fn is_scored(&self) -> bool {
         self.prompt_logprobs.is_some() && self.scored.len() + 1 < self.prompt
     }
@@ -139,7 +139,7 @@ impl Sequence {
         }
     }
 
-    /// Whether the next token waits for its constraint.
+    /// Returns true if the next token waits for its constraint.
     pub(super) fn is_held(&self) -> bool {
         self.held.is_some()
     }
@@ -170,7 +170,7 @@ impl Sequence {
         self.sampler.fork()
     }
 
-    /// Takes the blocks that somebody else has computed already. The last token is computed in any case, for its logits, and
+    /// Takes blocks that another sequence has computed. The last token is always computed, for its logits, and
     /// all tokens of a prompt that is scored.
     pub(super) fn find_beginning(&mut self, pool: &mut BlockPool, block_rows: usize) {
         if self.is_scored() {

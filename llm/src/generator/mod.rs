@@ -59,7 +59,7 @@ pub struct GeneratorOptions {
     pub prefill_rows: usize,
     /// Folder that keeps plans from one start to the next.
     pub plans: Option<PathBuf>,
-    /// Folder of adapters. They are merged into weights stored as `f32`, and computed beside other weights.
+    /// Folder of adapters. They are merged into weights stored as `f32`, and computed separately with other types.
     pub adapters: Option<PathBuf>,
     /// How matrices are stored on the device; as `None` the way that the checkpoint asks for
     /// ([`Checkpoint::usual_storage`]).
@@ -139,7 +139,7 @@ fn rate(count: usize, time: Duration) -> f64 {
 pub struct Generator {
     config: ModelConfig,
     checkpoint: Checkpoint,
-    /// Adapters that are computed beside the weights.
+    /// Adapters that are not merged into the weights.
     adapters: Option<PackedAdapters>,
     plans: Plans<Shape>,
     selector: String,

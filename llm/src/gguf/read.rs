@@ -147,7 +147,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// Reads a list at a nesting depth. Lists of lists are only skipped, as no known key has one.
+    /// Reads a list at a nesting depth. Lists of lists are skipped: no supported key has one.
     fn list(&mut self, depth: usize) -> Result<Value> {
         let kind = self.u32()?;
         let least = match kind {

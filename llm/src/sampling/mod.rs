@@ -45,7 +45,7 @@ impl Default for Sampling {
 }
 
 impl Sampling {
-    /// Whether a penalty depends on the tokens so far.
+    /// Returns true if a penalty depends on earlier tokens.
     fn has_penalties(&self) -> bool {
         self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
     }

@@ -84,7 +84,7 @@ impl Template {
         set_date(&mut self.0, Some(date));
     }
 
-    /// Whether it reads a value of this name.
+    /// Returns true if the template reads a value of this name.
     pub(crate) fn uses(&self, name: &str) -> bool {
         let uses = on_a_stack(|| {
             let template = self.0.get_template(NAME).map_err(|e| e.to_string())?;

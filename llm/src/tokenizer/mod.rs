@@ -159,7 +159,7 @@ impl Tokenizer {
         Ok(tokens)
     }
 
-    /// Returns the tokens of a text and no others: for text that contains its own special tokens, such as that of a
+    /// Returns the tokens of a text without adding special tokens: for text that contains its own, such as a
     /// [chat](crate::chat).
     ///
     /// # Errors
@@ -239,7 +239,7 @@ impl Tokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// Whether a token is special: a mark that decoded text does not contain.
+    /// Returns true for a special token, which decoded text does not contain.
     pub fn is_special(&self, token: u32) -> bool {
         let added = self.inner.get_added_vocabulary().get_added_tokens_decoder();
         added.get(&token).is_some_and(|token| token.special)
@@ -264,7 +264,7 @@ impl Tokenizer {
         text.map_err(|e| Error::misuse(format!("the tokens have no text: {e}"), ""))
     }
 
-    /// Adds the bytes of a token of a tokenizer that works on bytes. Added tokens stand for their own characters.
+    /// Adds the bytes of a token of a byte-level tokenizer. Added tokens decode to their own characters.
     fn push_bytes(&self, token: u32, bytes: &mut Vec<u8>) {
         match self.inner.get_added_vocabulary().get_added_tokens_decoder().get(&token) {
             Some(added) if added.special => {}
@@ -277,7 +277,7 @@ impl Tokenizer {
         }
     }
 
-    /// Whether a token is one byte of a character whose other bytes are in the tokens next to it.
+    /// Returns true for a token that is a single byte, possibly a part of a character.
     fn is_single_byte(&self, token: u32) -> bool {
         let name = self.inner.id_to_token(token);
         name.is_some_and(|name| self.spelling.is_single_byte(&name))
@@ -385,8 +385,7 @@ pub struct TextStream<T> {
 enum StreamState {
     /// Bytes of an incomplete character, for tokenizers that work on bytes.
     Bytes(Vec<u8>),
-    /// Tokens since the last place where text was complete, and the number of them that were shown. The shown ones are the
-    /// context in which the others are decoded.
+    /// Latest tokens, and how many of them were shown. The shown tokens are the context for decoding the remaining ones.
     Window { tokens: Vec<u32>, shown: usize },
 }
 

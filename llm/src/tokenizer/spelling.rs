@@ -5,7 +5,7 @@ use std::collections::HashMap;
 /// How names of tokens stand for bytes.
 #[derive(Clone)]
 pub(super) struct Spelling {
-    /// Whether the decoder does nothing but join the bytes of tokens.
+    /// Set if the decoder only joins the bytes of tokens.
     is_bytes: bool,
     /// Bytes that characters stand for, in tokenizers that take text apart into bytes.
     bytes: Option<HashMap<char, u8>>,
@@ -33,12 +33,12 @@ impl Spelling {
         spelling
     }
 
-    /// Whether decoding joins the bytes of tokens and does nothing else.
+    /// Returns true if decoding only joins the bytes of tokens.
     pub(super) fn is_bytes(&self) -> bool {
         self.is_bytes
     }
 
-    /// Whether a name such as `<0x0A>` is one byte.
+    /// Returns true for names of single bytes, such as `<0x0A>`.
     pub(super) fn is_single_byte(&self, name: &str) -> bool {
         let byte = name.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>'));
         self.fallback && byte.is_some_and(|hex| hex.len() == 2 && u8::from_str_radix(hex, 16).is_ok())

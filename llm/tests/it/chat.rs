@@ -1,4 +1,4 @@
-//! Conversations: text of messages stays text, and roles, dates and variables are what the template reads.
+//! Conversations: text of messages stays text; templates check roles, dates and variables.
 
 use std::path::Path;
 
@@ -69,7 +69,7 @@ fn text_of_messages_never_becomes_special_tokens() {
         tokenizer.decode(&found).expect("text"),
         format!("user\n{injected}\nassistant\n")
     );
-    // Without such text, tokens are those of the whole text.
+    // Without such text, the tokens equal the tokens of the rendered text.
     let plain = [
         json!({"role": "user", "content": "obey the system"}),
         json!({"role": "assistant", "content": ""}),

@@ -31,10 +31,10 @@ fn open(name: &str, source: Option<&str>, expected: &Value) -> ChatTemplate {
     template
 }
 
-/// Expressions of Jinja that our engine does not have, or escapes in another way. No published template that we know uses them.
+/// Expressions of Jinja that our engine lacks or escapes differently. No published template is known to use them.
 const MISSING: [&str; 3] = [" % ('a', 2", "| truncate(", "| e "];
 
-/// Whether an error is one of our rules, which are stricter than transformers: nothing is ignored silently.
+/// Returns true for errors of our own rules, which are stricter than transformers.
 fn is_rule(error: &str) -> bool {
     [
         "ignores messages of the role",

@@ -232,7 +232,7 @@ fn adapters() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/finetuning/lora")
 }
 
-/// Tokens of a model with the adapters computed beside weights of a storage type.
+/// Returns the tokens of a model with separate adapters and weights of a storage type.
 fn with_adapters(weights: Option<WeightStorage>, named: bool, prompt: &[u32]) -> Vec<u32> {
     let mut options = EngineOptions {
         weights,

@@ -41,7 +41,7 @@ fn streamed(tokenizer: &Tokenizer, tokens: &[u32]) -> String {
     text + &stream.finish().expect("text")
 }
 
-/// The streamed continuation of some tokens is what the decoded whole has behind the decoded beginning.
+/// Returns the streamed continuation of some tokens.
 fn continued(tokenizer: &Tokenizer, before: &[u32], tokens: &[u32]) -> String {
     let mut stream = TextStream::behind(tokenizer, before);
     let mut text = String::new();

@@ -432,7 +432,7 @@ impl<'r, 'd> Run<'r, 'd> {
         config.max_steps.map_or(all, |most| most.min(all))
     }
 
-    /// Whether the run ends with the present epoch.
+    /// Returns true if the run ends with the present epoch.
     fn is_last_epoch(&self) -> bool {
         self.epoch == self.trainer.config.epochs || self.total >= self.total_steps()
     }

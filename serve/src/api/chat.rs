@@ -48,9 +48,9 @@ pub(crate) struct Prepared {
 pub(crate) struct OfferedTools {
     /// Empty if the answer calls none.
     pub(crate) tools: Vec<Value>,
-    /// Whether the answer has to be a call.
+    /// Set if the answer has to be a call.
     pub(crate) is_required: bool,
-    /// Whether an answer may have one call at most.
+    /// Set if an answer may contain only one call.
     pub(crate) is_single: bool,
 }
 
@@ -61,7 +61,7 @@ impl OfferedTools {
     }
 }
 
-/// A conversation to answer, whatever the format of the request.
+/// Conversation to answer, independent of the format of the request.
 pub(crate) struct Conversation {
     pub(crate) messages: Vec<Value>,
     pub(crate) tools: Vec<Value>,

@@ -13,8 +13,8 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use super::error::{ApiError, quoted};
-use super::request::{OneOrMore, check_name, parse};
-use super::{JsonBody, Site, fields};
+use super::request::{OneOrMore, parse};
+use super::{JsonBody, Site};
 use crate::embeddings::EmbeddingWorker;
 
 /// State that requests for embeddings share.
@@ -85,10 +85,7 @@ pub(crate) async fn handle(
 /// The tokens of a request's texts, and the format of their vectors.
 fn prepare(app: &EmbeddingApp, body: &[u8]) -> Result<(Vec<Vec<u32>>, Form), ApiError> {
     let body: Body = parse(body, "input")?;
-    fields::check(&body.others)?;
-    if let Some(model) = &body.model {
-        check_name(model, &app.site.model, app.site.strict_model)?;
-    }
+    app.site.check_encoder_request(body.model.as_deref(), &body.others)?;
     let base64 = match body.encoding_format.as_deref() {
         None | Some("float") => false,
         Some("base64") => true,

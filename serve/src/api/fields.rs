@@ -1,13 +1,13 @@
 //! Fields of request bodies that change nothing, and fields that are refused.
 //!
-//! Nothing is ignored silently: a field of OpenAI's API, vLLM or llama.cpp is honoured, accepted if its value asks for what is
-//! done anyway, or refused by its name. Any other field is unknown.
+//! No field is ignored silently. A field of OpenAI's API, vLLM or llama.cpp is honoured, accepted if its value changes
+//! nothing, or refused by its name. Any other field is unknown.
 
 use serde_json::{Map, Value, json};
 
 use super::error::ApiError;
 
-/// Fields that have no influence on the result, whatever their value.
+/// Fields that never influence the result.
 const WITHOUT_EFFECT: &[&str] = &[
     "user",
     "metadata",
@@ -72,7 +72,7 @@ fn accepted(name: &str) -> Option<Vec<Value>> {
     })
 }
 
-/// Checks the fields of a body that nothing else has read.
+/// Checks the remaining fields of a body.
 ///
 /// # Errors
 /// The first field whose value asks for something that is not supported, or that is unknown.

@@ -51,7 +51,7 @@ pub(crate) struct Piece {
     pub(crate) choice: usize,
     pub(crate) text: String,
     pub(crate) chosen: Option<Chosen>,
-    /// Tokens of the prompt behind the first, with log-probabilities.
+    /// Scored tokens of the prompt, from the second one.
     pub(crate) scored: Vec<Chosen>,
     /// Reason of the end, if the choice ended: `stop` or `length`.
     pub(crate) finish: Option<&'static str>,

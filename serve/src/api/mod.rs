@@ -107,12 +107,12 @@ impl App {
         self.spelled.get_or_init(|| self.tokenizer.token_bytes())
     }
 
-    /// Refuses a text that surely has more tokens than a sequence, by the tokens of its beginning: no memory is taken for those of a
-    /// whole megabyte.
+    /// Refuses a text that certainly has too many tokens, by tokenizing only its beginning: tokens of a megabyte take much
+    /// memory.
     pub(crate) fn check_length(&self, text: &str) -> Result<(), ApiError> {
         /// Bytes of a token of ordinary text, generously.
         const BYTES: usize = 16;
-        /// Tokens at the end of the beginning that may differ from those of the whole.
+        /// Number of last tokens that may differ when the text is cut.
         const UNCERTAIN: usize = 16;
         let most = self.site.context;
         let mut end = most.saturating_mul(BYTES);
@@ -168,6 +168,18 @@ impl Site {
     /// The text of an error, without the path of the model on this machine.
     pub(crate) fn without_paths(&self, error: &meganeura_core::Error) -> String {
         error.to_string().replace(&*self.path.to_string_lossy(), &self.model)
+    }
+
+    /// Checks the model and the remaining fields of a request to an encoder.
+    pub(crate) fn check_encoder_request(
+        &self,
+        model: Option<&str>,
+        others: &serde_json::Map<String, Value>,
+    ) -> Result<(), ApiError> {
+        fields::check(others)?;
+        model.map_or(Ok(()), |model| {
+            request::check_name(model, &self.model, self.strict_model)
+        })
     }
 
     /// The end of the time of a request that begins now.

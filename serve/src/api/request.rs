@@ -97,7 +97,7 @@ struct JsonSchema {
 /// Options of the texts that a request asks for.
 #[derive(Debug)]
 pub(crate) struct TextOptions {
-    /// Maximum number of tokens; as many as fit if `None`.
+    /// Maximum number of tokens; `None` fills the context.
     pub(crate) max_tokens: Option<usize>,
     pub(crate) min_tokens: usize,
     /// Generates end tokens like any token.
@@ -433,7 +433,7 @@ fn wrong_body<T: for<'a> Deserialize<'a>>(body: &[u8], required: &'static str, e
     }
 }
 
-/// An error with the types of JSON instead of those of Rust, and without most of a long value.
+/// Returns an error with types of JSON instead of Rust, and with long values shortened.
 fn in_words(error: &serde_json::Error) -> String {
     const MAX_CHARS: usize = 200;
     let mut text = error.to_string();

@@ -7,10 +7,10 @@ use axum::extract::State;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+use super::JsonBody;
 use super::embeddings::{EmbeddingApp, MAX_TEXTS};
 use super::error::ApiError;
-use super::request::{check_name, parse};
-use super::{JsonBody, fields};
+use super::request::parse;
 
 #[derive(Deserialize)]
 struct Body {
@@ -78,10 +78,7 @@ pub(crate) async fn handle(
 
 fn prepare(app: &EmbeddingApp, body: &[u8]) -> Result<Prepared, ApiError> {
     let body: Body = parse(body, "query")?;
-    fields::check(&body.others)?;
-    if let Some(model) = &body.model {
-        check_name(model, &app.site.model, app.site.strict_model)?;
-    }
+    app.site.check_encoder_request(body.model.as_deref(), &body.others)?;
     let count = body.documents.len();
     if !(1..MAX_TEXTS).contains(&count) {
         let message = format!("expected 1 to {} documents, found {count}", MAX_TEXTS - 1);

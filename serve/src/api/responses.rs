@@ -301,7 +301,7 @@ impl Responses {
         self.tools.tools.is_empty()
     }
 
-    /// The events of a complete message, of which the text was sent already or not.
+    /// Returns the events that complete a message; `is_sent` if its text was already streamed.
     fn message_events(&mut self, index: usize, item: &Value, is_sent: bool) -> Vec<Value> {
         let place = json!({"item_id": self.item, "output_index": index, "content_index": 0});
         let with = |more: Value| {

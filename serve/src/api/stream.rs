@@ -39,7 +39,7 @@ pub(crate) trait Format: Send + 'static {
         error.body()
     }
 
-    /// Whether events carry their type, and the stream does not end with `[DONE]`, as in `/v1/responses`.
+    /// Returns true if events carry their type and the stream ends without `[DONE]`, as in `/v1/responses`.
     fn has_typed_events(&self) -> bool {
         false
     }

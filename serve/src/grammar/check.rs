@@ -15,13 +15,13 @@ const MAX_NAMES: usize = 1_000;
 /// Maximum number of `patternProperties` of a schema: the compiler compares each pair of patterns, and each with all names.
 const MAX_PATTERN_PROPERTIES: usize = 32;
 /// Maximum number of patterns whose intersection the compiler may have to build: its time grows exponentially. More patterns are
-/// allowed in a schema with at most as many branches of `allOf`.
+/// allowed in a schema with at most that number of `allOf` branches.
 const MAX_INTERSECTIONS: usize = 8;
 /// Maximum repetition of a schema, such as `minItems`, that the compiler unrolls.
 const MAX_REPETITION: u64 = 10_000;
 /// Maximum length of a regular expression.
 const MAX_PATTERN: usize = 4_096;
-/// Maximum length of a grammar in Lark or of a regular expression alone.
+/// Maximum length of a Lark grammar, or of the regular expression of a request.
 const MAX_BYTES: usize = 64 << 10;
 /// Maximum nesting of parentheses of a grammar.
 const MAX_DEPTH: usize = 64;
@@ -52,7 +52,7 @@ fn too_large(what: String) -> Error {
 pub(super) fn schema(schema: &Value) -> Result<()> {
     let (mut values, mut references, mut patterns) = (0_usize, 0_usize, 0_usize);
     let (mut texts, mut branches) = (0_usize, 0_usize);
-    // Nesting is bounded by the parser of JSON; a list of what is left needs no stack at all.
+    // A work list instead of recursion: it needs no stack.
     let mut left = vec![schema];
     while let Some(value) = left.pop() {
         values += 1;

@@ -1,7 +1,7 @@
 //! Threads that compute which tokens a grammar allows next.
 //!
 //! An ambiguous grammar can take seconds for one token. The engine therefore never waits for a mask: it computes the logits of
-//! the token meanwhile, and goes on with other sequences until the mask is there.
+//! the token meanwhile, and continues with other sequences until the mask is ready.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, channel};
@@ -17,7 +17,7 @@ use toktrie::SimpleVob;
 const STEP_BUDGET: Duration = Duration::from_secs(2);
 /// Maximum time of all masks of a request.
 const REQUEST_BUDGET: Duration = Duration::from_secs(30);
-/// How long the last token waits to know whether the text is complete.
+/// Maximum time that the last token waits for the result whether the text is complete.
 const LAST_WAIT: Duration = Duration::from_millis(100);
 
 /// Time that the masks of a request took.

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::client::{Running, options};
 
-/// Longest time that a request of one token may take beside an attack. Debug builds on busy machines are slow.
+/// Maximum time of a request of one token during an attack. Debug builds on busy machines are slow.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 fn one_token(server: &Running) -> Duration {

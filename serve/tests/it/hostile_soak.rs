@@ -1,4 +1,4 @@
-//! A random mixture of attacks for a long time: the server survives, answers others, and its memory stays flat.
+//! Sends a random mixture of attacks: the server survives, answers other requests, and its memory stays flat.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -14,7 +14,7 @@ use crate::held::Held;
 
 /// Attackers at the same time.
 const ATTACKERS: usize = 6;
-/// Longest time that a request of one token may take beside them.
+/// Maximum time of a request of one token meanwhile.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Sends the head and a part of a body.

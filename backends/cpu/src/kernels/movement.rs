@@ -212,7 +212,7 @@ impl Together {
         Together { parts, starts }
     }
 
-    /// The part that a task is of, by a binary search: a concatenation may have thousands.
+    /// Returns the part that contains a task, by binary search: a concatenation may have thousands of parts.
     fn part_of(&self, task: usize) -> usize {
         self.starts.partition_point(|&start| start <= task) - 1
     }

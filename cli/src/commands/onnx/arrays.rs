@@ -83,10 +83,10 @@ pub(super) struct Inputs {
     pub(super) constants: HashMap<String, Tensor>,
 }
 
-/// All inputs of a model from a folder, except for those that are constants.
+/// Reads all inputs of a model from a folder, except constants.
 ///
 /// # Errors
-/// A file is missing, cannot be read, or is of no input.
+/// A file is missing or cannot be read, or no input has its name.
 pub(super) fn inputs_of(folder: &Path, model: &Model, mut constants: HashMap<String, Tensor>) -> Result<Inputs> {
     let mut tensors = Vec::new();
     let mut used = Vec::new();

@@ -309,7 +309,7 @@ impl Growth<'_> {
         false
     }
 
-    /// The largest place below which no node depends on one at `place` or later, or 0 if finding it takes long. Operands
+    /// Returns the largest position below which no node depends on a node at or after `place`, or 0 if the search takes too long. Operands
     /// come earlier, but a unit is one call: what reads its first member waits for the operands of its last one too. So no
     /// unit may have members on both sides.
     fn independent_below(&self, place: usize) -> usize {

@@ -2,12 +2,12 @@
 
 /// The smallest first index of the ranges that contain an index, for ranges that are only added: a segment tree.
 pub(super) struct Spans {
-    /// Smallest first index of the ranges that cover a node of the tree; those of single indices are the second half.
+    /// Smallest first index of the ranges that cover a node of the tree. The second half are the leaves, one for each index.
     smallest: Vec<usize>,
 }
 
 impl Spans {
-    /// No ranges over so many indices.
+    /// Creates a tree over `count` indices without ranges.
     pub(super) fn new(count: usize) -> Self {
         Spans {
             smallest: vec![usize::MAX; 2 * count],

@@ -61,7 +61,7 @@ pub(super) fn leaf_constructor(kind: &NodeKind) -> &'static str {
     LEAVES.iter().find(|(n, _)| *n == noun).map_or("Constant", |(_, c)| c)
 }
 
-/// Most operands of a call whose constructor is declared beforehand.
+/// Maximum number of operands of a call whose constructor is declared in advance.
 const DECLARED_ARITY: usize = 8;
 
 /// Declarations and rules.
@@ -107,7 +107,7 @@ pub(super) fn opaque_declaration(operands: usize, tuple: bool) -> String {
     )
 }
 
-/// Most operands of a call that [`opaque_name`] has a constructor for.
+/// Maximum number of operands of a constructor from [`opaque_name`].
 pub(super) const MAX_OPAQUE: usize = DECLARED_ARITY;
 
 /// Constructor of a call with more operands, of its number and a list: the engine takes time that grows with the square of
@@ -116,7 +116,7 @@ pub(super) fn wide_name(tuple: bool) -> &'static str {
     if tuple { "WideTup" } else { "Wide" }
 }
 
-/// Constructor of a list of operands, of its first one and the others.
+/// Constructor of a list of operands: its head and its tail.
 pub(super) const LIST: &str = "List";
 /// Constructor of the empty list of operands.
 pub(super) const END: &str = "End";

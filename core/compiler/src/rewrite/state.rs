@@ -266,7 +266,7 @@ impl State {
             .collect()
     }
 
-    /// Lists of operands: the first one and the list of the others.
+    /// Lists of operands: head and tail of each.
     fn lists(&self) -> Result<FxHashMap<EValue, (EValue, EValue)>> {
         let mut lists = FxHashMap::default();
         self.egraph

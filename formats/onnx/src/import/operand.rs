@@ -99,7 +99,7 @@ impl Operand {
         self.tensor().or(self.computed.as_deref())
     }
 
-    /// The same with the elements of a result in the graph, if these are of its type and shape.
+    /// Returns the operand with the elements of a result in the graph, if their type and shape agree.
     pub(crate) fn with_elements(mut self, tensor: Tensor) -> Self {
         let is_node = matches!(self.source, Source::Node(_));
         if is_node && tensor.element() == self.element && tensor.dims() == self.dims {

@@ -63,7 +63,7 @@ fn branch(call: &mut Call) -> Built {
     Ok(results)
 }
 
-/// A result without rounds: result `i` of the node, along `axis`, of which a round would give `one`.
+/// Returns result `i` of a node without rounds: empty along `axis`, with the other sizes of `one`, the result of a round.
 fn empty(call: &Call, i: usize, one: &Operand, axis: usize) -> Operand {
     let mut dims = one.dims.clone();
     dims.insert(axis.min(dims.len()), 0);

@@ -114,7 +114,7 @@ fn flat(call: &mut Call, value: Value, row: &[usize]) -> Option<Value> {
     if dims == [width] || dims == row {
         return Some(graph.reshape(value, &[width]).into());
     }
-    // Axes of the size 1 before those of a row are left out.
+    // Leading axes of size 1 are dropped.
     let extra = dims.len().saturating_sub(row.len());
     let own = &dims[extra..];
     let skipped = row.len() - own.len();

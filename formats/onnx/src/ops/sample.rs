@@ -317,7 +317,7 @@ fn neighbours(g: &mut Graph, at: Value, size: usize) -> Neighbours {
 
 /// Samples of each bin along an axis.
 struct Samples {
-    /// Most samples of a bin.
+    /// Maximum number of samples of a bin.
     most: usize,
     /// Samples in the bins of each region; `None` if all have the most.
     of_region: Option<Vec<usize>>,
@@ -364,7 +364,7 @@ impl Samples {
         g.constant(places, &[own.len(), count * self.most])
     }
 
-    /// Whether each region has a sample, `[regions, most]`, for regions with numbers of their own.
+    /// Mask of the samples of each region, `[regions, most]`, if regions have different numbers of samples.
     fn exists(&self) -> Option<Vec<bool>> {
         let own = self.of_region.as_ref()?;
         let each = |&samples: &usize| (0..self.most).map(move |i| i < samples);

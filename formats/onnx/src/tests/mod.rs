@@ -573,7 +573,7 @@ fn mutated_models_neither_panic_nor_hang() {
     assert!(refused > 0 && supported > 0, "{refused} refused, {supported} supported");
 }
 
-/// The results of a model without inputs but those given, on the CPU.
+/// Returns the results of a model with the given inputs, on the CPU.
 fn results(model: &Model, inputs: &[Tensor]) -> Vec<Tensor> {
     constant_results(model, inputs, &[])
 }
