@@ -330,7 +330,7 @@ def keys_and_queues(browser, server):
     busy.request("POST", "/v1/chat/completions", json.dumps(body), headers)
     response = busy.getresponse()
     assert response.status == 200 and response.read(1)
-    assert "no room in the queue" in page.refused("And now?")
+    assert "the queue has no room" in page.refused("And now?")
     response.close()
     busy.close()
     page.failures("429")
@@ -368,10 +368,15 @@ def model_at(folder):
     """A fixture whose answers go on until they are stopped: it has a long context (positions are rotations, not weights), and
     no token that ends texts."""
     shutil.copytree(ROOT / "tests/fixtures/transformers/llama", folder)
-    for name in ("config.json", "generation_config.json"):
-        config = json.loads((folder / name).read_text())
-        config |= {"eos_token_id": None} | ({"max_position_embeddings": CONTEXT} if name == "config.json" else {})
-        (folder / name).write_text(json.dumps(config))
+    # The server stops at the end tokens of all three files.
+    changes = {
+        "config.json": {"eos_token_id": None, "max_position_embeddings": CONTEXT},
+        "generation_config.json": {"eos_token_id": None},
+        "tokenizer_config.json": {"eos_token": None},
+    }
+    for name, change in changes.items():
+        file = folder / name
+        file.write_text(json.dumps(json.loads(file.read_text()) | change))
     return folder
 
 
