@@ -20,7 +20,7 @@ pub(crate) fn read_text(path: &Path) -> Result<String> {
 pub(crate) fn damaged(path: &Path, message: impl std::fmt::Display) -> Error {
     Error::file(
         path,
-        format!("is not what it should be: {message}"),
-        "fetch the file anew",
+        format!("is damaged or of another format: {message}"),
+        "download the file again",
     )
 }

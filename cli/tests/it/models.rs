@@ -70,7 +70,7 @@ fn models_are_listed_and_found_by_their_names() {
     let (output, out, err) = run(&mut on(home.path(), &["models", "--device", "cpu", "--weights", "q4"]));
     assert!(output.status.success(), "{err}");
     assert!(
-        out.contains("org/small") && out.contains("no: is not what it should be"),
+        out.contains("org/small") && out.contains("no: is damaged or of another format"),
         "{out}"
     );
     assert!(!out.contains('\u{1b}'), "{out:?}");

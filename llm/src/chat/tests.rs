@@ -37,7 +37,10 @@ fn what_is_no_template_is_an_error() {
     for (files, said) in [
         (&[][..], "no chat template"),
         (&[("tokenizer_config.json", "{}")], "no chat template"),
-        (&[("chat_template.jinja", "{% for %}")], "is not what it should be"),
+        (
+            &[("chat_template.jinja", "{% for %}")],
+            "is damaged or of another format",
+        ),
         (&[("tokenizer_config.json", r#"{"chat_template": []}"#)], "'default'"),
     ] {
         let error = open(files).expect_err(said).to_string();

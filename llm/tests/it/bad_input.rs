@@ -213,7 +213,7 @@ fn a_tokenizer_of_another_model() {
     fs::write(folder.path().join("tokenizer.json"), "{}").expect("written");
     says(
         Tokenizer::open(folder.path()),
-        &["tokenizer.json", "is not what it should be"],
+        &["tokenizer.json", "is damaged or of another format"],
     );
 }
 

@@ -206,11 +206,11 @@ fn broken_entries_are_listed_with_a_reason() {
     let models = models(root);
     assert_eq!(models.len(), 16, "{models:?}");
     for (name, said) in [
-        ("short", "'model.safetensors' is not what it should be"),
+        ("short", "'model.safetensors' is damaged or of another format"),
         ("weightless", "has no safetensors files"),
         ("mute", "has no tokenizer.json"),
         ("bare", "has no config.json"),
-        ("words", "'config.json' is not what it should be"),
+        ("words", "'config.json' is damaged or of another format"),
         ("sharded", "'model-00002-of-00003.safetensors' cannot be read"),
         ("cut", "is not all in the file"),
         ("empty", "within 4 bytes"),

@@ -108,7 +108,7 @@ fn parts_that_are_no_model() {
     let (files, first) = folder(&all);
     let twice = replaced_first(&part(3), "token_embd.weight", "blk.0.attn_v.weight");
     fs::write(files.path().join(name(3)), twice).expect("written");
-    refused(&first, &["not what it should be"]);
+    refused(&first, &["damaged or of another format"]);
 }
 
 /// The bytes with another number behind a key: 16 bits wide for places and numbers of parts, 32 for tensors.
