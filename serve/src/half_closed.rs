@@ -19,6 +19,8 @@ const PROBE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 /// First and last pause between two checks; each pause is twice the one before.
 const FIRST_LOOK: Duration = Duration::from_millis(50);
 const LAST_LOOK: Duration = Duration::from_secs(2);
+/// Pause after which a body that is not complete counts as cut off. All pauses up to it are about twice as long.
+const LONGEST_BODY_LOOK: Duration = Duration::from_millis(400);
 
 /// A stream whose end of input is hidden while its request is answered and the client is there.
 pub(crate) struct HalfClosed {
@@ -48,7 +50,10 @@ impl AsyncRead for HalfClosed {
             let before = buf.filled().len();
             ready!(Pin::new(&mut this.stream).poll_read(cx, buf))?;
             let has_ended = buf.filled().len() == before && buf.remaining() > 0;
-            if !has_ended || !this.activity.has_request() {
+            let is_waiting = this.activity.has_request()
+                // A request whose body is complete is noted as such at once. After some time, the rest of a body is missing.
+                && !(this.activity.is_reading() && this.look.as_ref().is_some_and(|(_, pause)| *pause >= LONGEST_BODY_LOOK));
+            if !has_ended || !is_waiting {
                 return Poll::Ready(Ok(()));
             }
             let pause = match &this.look {

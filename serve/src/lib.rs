@@ -24,6 +24,7 @@ mod metrics;
 mod page;
 mod preparation;
 mod text;
+mod unsent;
 mod worker;
 
 use std::future::Future;
@@ -46,6 +47,7 @@ use embeddings::EmbeddingWorker;
 use grammar::{Grammars, MaskPool};
 use metrics::Metrics;
 use preparation::Preparation;
+use unsent::UnsentBytes;
 use worker::Worker;
 
 /// Options of a [`Server`].
@@ -79,6 +81,9 @@ pub struct ServerOptions {
     pub read_timeout: Duration,
     /// Maximum number of bytes of a body.
     pub max_body_bytes: usize,
+    /// Maximum number of bytes of generated text that one request keeps in memory until they are sent: a complete answer, or a
+    /// stream that the client does not read.
+    pub max_unsent_bytes: usize,
     /// Maximum number of connections. A new one replaces the oldest connection that waits for bytes of its client.
     pub max_connections: usize,
     /// Maximum number of connections of one address.
@@ -109,6 +114,7 @@ impl ServerOptions {
             request_timeout: Duration::from_secs(600),
             read_timeout: Duration::from_secs(15),
             max_body_bytes: 1 << 20,
+            max_unsent_bytes: 64 << 20,
             max_connections: 256,
             max_connections_per_address: usize::MAX,
             shutdown_timeout: Duration::from_secs(30),
@@ -157,6 +163,7 @@ impl ServerOptions {
             self.max_connections,
             self.max_connections_per_address,
             self.max_body_bytes,
+            self.max_unsent_bytes,
         ]
         .into_iter()
         .any(is_zero)
@@ -197,6 +204,7 @@ impl ServerOptions {
             context,
             api_key: self.api_key.clone(),
             request_timeout: self.request_timeout,
+            unsent: UnsentBytes::new(self.max_unsent_bytes),
         })
     }
 

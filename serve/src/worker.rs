@@ -13,6 +13,7 @@ use meganeura_llm::engine::{Chosen, Engine, EngineCounts, Event, Finish, Sequenc
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::api::Steps;
+use crate::unsent::{Full, Unsent};
 
 /// Message to the thread.
 enum Message {
@@ -28,6 +29,8 @@ pub(crate) struct Job {
     pub(crate) choice: usize,
     /// Receives its tokens. The sequence ends when the receiver is dropped.
     pub(crate) updates: UnboundedSender<Update>,
+    /// Counts the updates that are not received yet.
+    pub(crate) unsent: Arc<Unsent>,
     /// Ends this sequence of the request.
     pub(crate) cancelled: Arc<AtomicBool>,
     /// Set if a grammar constrains the sequence.
@@ -57,11 +60,29 @@ pub(crate) enum Progress {
     },
     Token(Chosen),
     Finished(Finish),
+    /// Too many updates were not received.
+    Full(Full),
     /// The request itself was wrong, or the device failed.
     Failed {
         message: String,
         by_request: bool,
     },
+}
+
+impl Update {
+    /// Returns the size in memory.
+    pub(crate) fn bytes(&self) -> usize {
+        let scored = match &self.progress {
+            Progress::Prompt { scored, .. } => scored.as_slice(),
+            Progress::Token(chosen) => std::slice::from_ref(chosen),
+            Progress::Finished(_) | Progress::Full(_) | Progress::Failed { .. } => &[],
+        };
+        let bytes = |chosen: &Chosen| {
+            let top = chosen.logprobs.as_ref().map_or(0, |(_, top)| top.len());
+            size_of::<Chosen>() + top * size_of::<(u32, f32)>()
+        };
+        size_of::<Self>() + scored.iter().map(bytes).sum::<usize>()
+    }
 }
 
 /// State that the thread reports.
@@ -245,11 +266,34 @@ impl Work<'_> {
     }
 
     fn report(&self, job: &Job, progress: Progress) {
-        // A closed channel is noticed before the next step.
-        let _ = job.updates.send(Update {
+        let _ = self.try_report(job, progress);
+    }
+
+    /// Reports progress, except to a client that has left too much unread.
+    fn try_report(&self, job: &Job, progress: Progress) -> std::result::Result<(), Full> {
+        let update = Update {
             choice: job.choice,
             progress,
-        });
+        };
+        match &update.progress {
+            Progress::Prompt { .. } | Progress::Token(_) => job.unsent.add(update.bytes())?,
+            // The last update of a sequence always fits.
+            Progress::Finished(_) | Progress::Full(_) | Progress::Failed { .. } => {}
+        }
+        // A closed channel is noticed before the next step.
+        let _ = job.updates.send(update);
+        Ok(())
+    }
+
+    /// Reports progress, and ends the sequence if its client has left too much unread.
+    fn advance(&mut self, id: SequenceId, progress: Progress) {
+        let Some(job) = self.jobs.get(&id) else { return };
+        if let Err(full) = self.try_report(job, progress) {
+            self.engine.cancel(id);
+            if let Some(job) = self.remove(id) {
+                self.report(&job, Progress::Full(full));
+            }
+        }
     }
 
     /// Ends the sequences of clients that have left.
@@ -296,16 +340,8 @@ impl Work<'_> {
 
     fn pass_on(&mut self, event: Event) {
         match event {
-            Event::Prompt(id, cached, scored) => {
-                if let Some(job) = self.jobs.get(&id) {
-                    self.report(job, Progress::Prompt { cached, scored });
-                }
-            }
-            Event::Token(id, chosen) => {
-                if let Some(job) = self.jobs.get(&id) {
-                    self.report(job, Progress::Token(chosen));
-                }
-            }
+            Event::Prompt(id, cached, scored) => self.advance(id, Progress::Prompt { cached, scored }),
+            Event::Token(id, chosen) => self.advance(id, Progress::Token(chosen)),
             Event::Finished(id, finish) => {
                 if let Some(job) = self.remove(id) {
                     self.report(&job, Progress::Finished(finish));

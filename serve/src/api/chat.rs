@@ -1,21 +1,21 @@
 //! `/v1/chat/completions`.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use axum::extract::State;
 use axum::response::Response;
 use meganeura_llm::ChatInput;
-use serde::Deserialize;
+use meganeura_llm::engine::Chosen;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::error::{ApiError, quoted};
 use super::generation::{Piece, Usage};
 use super::request::{Common, TextOptions, parse};
-use super::stream::{self, Format};
+use super::stream::{self, ChatLogprobs, Format};
 use super::tools::{self, Answer, Call, ToolChoice};
-use super::{App, JsonBody, now};
+use super::{App, JsonBody, fields, now};
 
 #[derive(Deserialize)]
 struct Body {
@@ -84,12 +84,12 @@ pub(crate) async fn handle(State(app): State<Arc<App>>, JsonBody(body): JsonBody
         created: now(),
         app,
         tools,
-        texts: BTreeMap::new(),
+        answers: std::iter::repeat_with(Kept::default).take(choices).collect(),
     };
     if stream {
         Ok(stream::events(generation, choices, include_usage, format))
     } else {
-        stream::whole(generation, choices, format).await
+        stream::whole(generation, format).await
     }
 }
 
@@ -156,6 +156,11 @@ impl Conversation {
                 "the chat template of the model that is served takes no tools",
             ));
         }
+        const OWN: [&str; 5] = ["messages", "tools", "add_generation_prompt", "bos_token", "eos_token"];
+        if let Some(name) = OWN.into_iter().find(|name| self.kwargs.contains_key(*name)) {
+            let message = format!("{name} cannot be set in chat_template_kwargs; leave it out");
+            return Err(ApiError::field("chat_template_kwargs", message));
+        }
         if let Some(effort) = self.reasoning_effort {
             let (name, value) = reasoning(&effort, |variable| template.uses(variable))?;
             self.kwargs.entry(name).or_insert(value);
@@ -200,27 +205,32 @@ fn reasoning(effort: &str, uses: impl Fn(&str) -> bool) -> Result<(String, Value
     }
 }
 
-/// A message in the format of templates: its content is one text.
+/// A message in the format of templates: its content is one text. All other fields are passed to the template.
 fn message((number, mut message): (usize, Value)) -> Result<Value, ApiError> {
     let wrong = |what: String| ApiError::field("messages", format!("message {number} {what}"));
-    let Some(fields) = message.as_object_mut() else {
+    let Some(object) = message.as_object_mut() else {
         return Err(wrong("is not an object".into()));
     };
-    if !fields.get("role").is_some_and(Value::is_string) {
+    if !object.get("role").is_some_and(Value::is_string) {
         return Err(wrong("has no role, such as \"user\"".into()));
     }
-    if fields
+    if object
         .get("tool_calls")
         .is_some_and(|calls| !calls.is_array() && !calls.is_null())
     {
         return Err(wrong("has tool_calls that are not a list".into()));
     }
-    let text = match fields.get("content") {
+    let text = match object.get("content") {
         None | Some(Value::Null) => String::new(),
         Some(Value::String(text)) => text.clone(),
         Some(Value::Array(parts)) => {
             let text = |part: &Value| match (part["type"].as_str(), part["text"].as_str()) {
-                (Some("text"), Some(text)) => Ok(text.to_owned()),
+                (Some("text"), Some(text)) => {
+                    // Other servers cache up to here, as this one does everywhere.
+                    fields::only(part, &["type", "text", "cache_control"])
+                        .map_err(|e| wrong(format!("has content that {e}")))?;
+                    Ok(text.to_owned())
+                }
                 (Some("text"), None) => Err(wrong("has a part of type 'text' without text".into())),
                 (kind, _) => Err(wrong(format!(
                     "has content of type {}; only text is supported",
@@ -231,9 +241,17 @@ fn message((number, mut message): (usize, Value)) -> Result<Value, ApiError> {
         }
         Some(_) => return Err(wrong("has content that is neither text nor a list of parts".into())),
     };
-    fields.insert("content".into(), Value::String(text));
-    tools::open_arguments(fields);
+    object.insert("content".into(), Value::String(text));
+    tools::open_arguments(object);
     Ok(message)
+}
+
+/// The reason for the end of an answer with calls. Calls may be cut off at the limit of tokens.
+fn finish_of_calls(finish: &'static str) -> &'static str {
+    match finish {
+        "length" => "length",
+        _ => "tool_calls",
+    }
 }
 
 /// A name for a response.
@@ -250,8 +268,17 @@ struct Chat {
     app: Arc<App>,
     /// With tools, answers are sent when they are complete: they may be calls.
     tools: OfferedTools,
-    /// Texts that are kept back, with log-probabilities.
-    texts: BTreeMap<usize, (String, Vec<Value>)>,
+    /// Answers that are kept until they are complete.
+    answers: Vec<Kept>,
+}
+
+/// What is known of an answer.
+#[derive(Default)]
+struct Kept {
+    text: String,
+    /// Tokens with log-probabilities, if they are asked for.
+    chosen: Vec<Chosen>,
+    finish: Option<&'static str>,
 }
 
 impl Chat {
@@ -273,7 +300,11 @@ impl Chat {
 
     /// The events of a choice whose text was kept back.
     fn parsed(&mut self, choice: usize, finish: &'static str) -> Vec<Value> {
-        let (text, logprobs) = self.texts.remove(&choice).unwrap_or_default();
+        let Kept { text, chosen, .. } = std::mem::take(&mut self.answers[choice]);
+        let logprobs: Vec<Value> = chosen
+            .iter()
+            .filter_map(|chosen| stream::chat_logprob(&self.app, chosen))
+            .collect();
         let Answer { content, calls } = self.tools.answer(&text);
         if calls.is_empty() {
             return vec![
@@ -288,7 +319,7 @@ impl Chat {
         }
         vec![
             self.chunk(choice, delta, None, logprobs),
-            self.chunk(choice, json!({}), Some("tool_calls"), Vec::new()),
+            self.chunk(choice, json!({}), Some(finish_of_calls(finish)), Vec::new()),
         ]
     }
 }
@@ -300,19 +331,15 @@ impl Format for Chat {
     }
 
     fn piece(&mut self, piece: Piece) -> Vec<Value> {
+        if !self.tools.tools.is_empty() {
+            let (choice, finish) = (piece.choice, piece.finish);
+            self.keep(piece);
+            return finish.map_or(Vec::new(), |finish| self.parsed(choice, finish));
+        }
         let logprob = piece
             .chosen
             .as_ref()
             .and_then(|chosen| stream::chat_logprob(&self.app, chosen));
-        if !self.tools.tools.is_empty() {
-            let (text, logprobs) = self.texts.entry(piece.choice).or_default();
-            text.push_str(&piece.text);
-            logprobs.extend(logprob);
-            return match piece.finish {
-                Some(finish) => self.parsed(piece.choice, finish),
-                None => Vec::new(),
-            };
-        }
         let mut values = Vec::new();
         if !piece.text.is_empty() || logprob.is_some() {
             values.push(self.chunk(
@@ -334,48 +361,53 @@ impl Format for Chat {
         value
     }
 
-    fn whole(&mut self, pieces: Vec<Piece>, choices: usize, usage: Usage) -> Value {
-        #[derive(Default)]
-        struct Whole {
-            text: String,
-            finish: Option<&'static str>,
-            logprobs: Vec<Value>,
+    fn keep(&mut self, piece: Piece) {
+        let answer = &mut self.answers[piece.choice];
+        answer.text += &piece.text;
+        answer.finish = piece.finish.or(answer.finish);
+        answer
+            .chosen
+            .extend(piece.chosen.filter(|chosen| chosen.logprobs.is_some()));
+    }
+
+    fn whole(&mut self, usage: Usage) -> serde_json::Result<String> {
+        #[derive(Serialize)]
+        struct Choice<'a> {
+            index: usize,
+            message: Value,
+            finish_reason: Option<&'static str>,
+            logprobs: ChatLogprobs<'a>,
         }
-        let mut answers: Vec<Whole> = Vec::new();
-        answers.resize_with(choices, Whole::default);
-        for piece in pieces {
-            let answer = &mut answers[piece.choice];
-            answer.text.push_str(&piece.text);
-            answer.finish = piece.finish;
-            let chosen = piece.chosen.as_ref();
-            answer
-                .logprobs
-                .extend(chosen.and_then(|chosen| stream::chat_logprob(&self.app, chosen)));
-        }
-        let all = answers.into_iter().enumerate().map(|(index, whole)| {
-            let Answer { content, calls } = self.tools.answer(&whole.text);
-            let (message, finish) = if calls.is_empty() {
-                (json!({"role": "assistant", "content": content}), whole.finish)
-            } else {
-                let listed: Vec<Value> = calls.iter().map(|call| Call::json(call, None)).collect();
-                let content = if content.is_empty() {
-                    Value::Null
-                } else {
-                    content.into()
-                };
-                let message = json!({"role": "assistant", "content": content, "tool_calls": listed});
-                (message, Some("tool_calls"))
-            };
-            let logprobs = if whole.logprobs.is_empty() {
+        let message = |kept: &Kept| {
+            let Answer { content, calls } = self.tools.answer(&kept.text);
+            if calls.is_empty() {
+                return (json!({"role": "assistant", "content": content}), kept.finish);
+            }
+            let listed: Vec<Value> = calls.iter().map(|call| Call::json(call, None)).collect();
+            let content = if content.is_empty() {
                 Value::Null
             } else {
-                json!({"content": whole.logprobs})
+                content.into()
             };
-            json!({"index": index, "message": message, "finish_reason": finish, "logprobs": logprobs})
+            let message = json!({"role": "assistant", "content": content, "tool_calls": listed});
+            (message, kept.finish.map(finish_of_calls))
+        };
+        let choices = self.answers.iter().enumerate().map(|(index, kept)| {
+            let (message, finish_reason) = message(kept);
+            Choice {
+                index,
+                message,
+                finish_reason,
+                logprobs: ChatLogprobs(&self.app, &kept.chosen),
+            }
         });
-        let all = all.collect();
-        let mut value = self.with("chat.completion", all);
-        value["usage"] = stream::usage(usage);
-        value
+        serde_json::to_string(&stream::Whole {
+            id: &self.id,
+            object: "chat.completion",
+            created: self.created,
+            model: &self.app.site.model,
+            choices: choices.collect::<Vec<_>>(),
+            usage: stream::usage(usage),
+        })
     }
 }

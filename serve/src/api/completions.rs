@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::Response;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::error::ApiError;
 use super::generation::{Piece, Usage};
 use super::request::{Common, TextOptions, parse};
-use super::stream::{self, Format, Logprobs};
+use super::stream::{self, Format, LogprobLists, Logprobs};
 use super::{App, JsonBody, now};
 
 #[derive(Deserialize)]
@@ -83,6 +83,12 @@ pub(crate) async fn handle(State(app): State<Arc<App>>, JsonBody(body): JsonBody
         app,
         logprobs: (0..choices).map(|_| Logprobs::default()).collect(),
         token_ids: has_token_ids.then(|| vec![Vec::new(); choices]),
+        texts: if stream {
+            Vec::new()
+        } else {
+            let text = |choice: usize| echoed.get(choice / per_prompt).cloned().unwrap_or_default();
+            (0..choices).map(|choice| (text(choice), None)).collect()
+        },
         echoed,
         first_tokens,
         per_prompt,
@@ -90,7 +96,7 @@ pub(crate) async fn handle(State(app): State<Arc<App>>, JsonBody(body): JsonBody
     if stream {
         Ok(stream::events(generation, choices, include_usage, format))
     } else {
-        stream::whole(generation, choices, format).await
+        stream::whole(generation, format).await
     }
 }
 
@@ -149,6 +155,8 @@ struct Completions {
     logprobs: Vec<Logprobs>,
     /// Tokens of each choice to send, if they are asked for.
     token_ids: Option<Vec<Vec<u32>>>,
+    /// Texts and reasons of their ends, of a complete response.
+    texts: Vec<(String, Option<&'static str>)>,
     /// Texts of the prompts to repeat, and their first tokens.
     echoed: Vec<String>,
     first_tokens: Vec<u32>,
@@ -161,11 +169,11 @@ impl Completions {
     fn push(&mut self, piece: &Piece) {
         if !piece.scored.is_empty() {
             let logprobs = &mut self.logprobs[piece.choice];
-            logprobs.push_first(&self.app, self.first_tokens[piece.choice / self.per_prompt]);
-            piece.scored.iter().for_each(|chosen| logprobs.push(&self.app, chosen));
+            logprobs.push_first(self.first_tokens[piece.choice / self.per_prompt]);
+            piece.scored.iter().for_each(|chosen| logprobs.push(chosen));
         }
         if let Some(chosen) = &piece.chosen {
-            self.logprobs[piece.choice].push(&self.app, chosen);
+            self.logprobs[piece.choice].push(chosen);
             if let Some(token_ids) = &mut self.token_ids {
                 token_ids[piece.choice].push(chosen.token);
             }
@@ -177,9 +185,10 @@ impl Completions {
         let mut choice = json!({
             "index": index,
             "text": text,
-            "logprobs": self.logprobs[index].take(),
+            "logprobs": self.logprobs[index].lists(&self.app),
             "finish_reason": finish,
         });
+        self.logprobs[index].clear(&self.app);
         if let Some(token_ids) = &mut self.token_ids {
             choice["token_ids"] = json!(std::mem::take(&mut token_ids[index]));
         }
@@ -224,21 +233,37 @@ impl Format for Completions {
         value
     }
 
-    fn whole(&mut self, pieces: Vec<Piece>, choices: usize, usage: Usage) -> Value {
-        let echoed = |choice: usize| self.echoed.get(choice / self.per_prompt).cloned().unwrap_or_default();
-        let mut texts: Vec<(String, Option<&str>)> = (0..choices).map(|choice| (echoed(choice), None)).collect();
-        for piece in pieces {
-            self.push(&piece);
-            let (text, finish) = &mut texts[piece.choice];
-            text.push_str(&piece.text);
-            *finish = piece.finish;
+    fn keep(&mut self, piece: Piece) {
+        self.push(&piece);
+        let (text, finish) = &mut self.texts[piece.choice];
+        text.push_str(&piece.text);
+        *finish = piece.finish.or(*finish);
+    }
+
+    fn whole(&mut self, usage: Usage) -> serde_json::Result<String> {
+        #[derive(Serialize)]
+        struct Choice<'a> {
+            index: usize,
+            text: &'a str,
+            logprobs: LogprobLists<'a>,
+            finish_reason: Option<&'static str>,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            token_ids: Option<&'a [u32]>,
         }
-        let all = texts.into_iter().enumerate();
-        let all = all
-            .map(|(index, (text, finish))| self.choice(index, &text, finish))
-            .collect();
-        let mut value = self.with(all);
-        value["usage"] = stream::usage(usage);
-        value
+        let choices = self.texts.iter().enumerate().map(|(index, (text, finish))| Choice {
+            index,
+            text,
+            logprobs: self.logprobs[index].lists(&self.app),
+            finish_reason: *finish,
+            token_ids: self.token_ids.as_ref().map(|token_ids| &token_ids[index][..]),
+        });
+        serde_json::to_string(&stream::Whole {
+            id: &self.id,
+            object: "text_completion",
+            created: self.created,
+            model: &self.app.site.model,
+            choices: choices.collect::<Vec<_>>(),
+            usage: stream::usage(usage),
+        })
     }
 }

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use meganeura_llm::TextEncoder;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
@@ -52,6 +53,30 @@ enum Input {
     SeveralTokens(Vec<Vec<u32>>),
 }
 
+/// The response. It is written without values in between, which take ten times the memory of the vectors.
+#[derive(Serialize)]
+struct List<'a> {
+    object: &'static str,
+    data: Vec<Entry>,
+    model: &'a str,
+    usage: Value,
+}
+
+#[derive(Serialize)]
+struct Entry {
+    object: &'static str,
+    index: usize,
+    embedding: Written,
+}
+
+/// A vector in the requested format.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Written {
+    Numbers(Vec<f32>),
+    Base64(String),
+}
+
 /// Format of vectors.
 #[derive(Clone, Copy)]
 struct Form {
@@ -63,23 +88,24 @@ struct Form {
 pub(crate) async fn handle(
     State(app): State<Arc<EmbeddingApp>>,
     JsonBody(body): JsonBody,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Response, ApiError> {
     let deadline = app.site.deadline();
     let of_request = app.clone();
     let (texts, form) = app.site.prepare(deadline, move || prepare(&of_request, &body)).await?;
     let tokens: usize = texts.iter().map(Vec::len).sum();
     let vectors = app.embed(texts, deadline).await?;
-    let data: Vec<Value> = vectors
-        .iter()
-        .enumerate()
-        .map(|(index, vector)| json!({"object": "embedding", "index": index, "embedding": app.written(vector, form)}))
-        .collect();
-    Ok(Json(json!({
-        "object": "list",
-        "data": data,
-        "model": app.site.model,
-        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-    })))
+    let data = vectors.into_iter().enumerate().map(|(index, vector)| Entry {
+        object: "embedding",
+        index,
+        embedding: app.written(vector, form),
+    });
+    let list = List {
+        object: "list",
+        data: data.collect(),
+        model: &app.site.model,
+        usage: json!({"prompt_tokens": tokens, "total_tokens": tokens}),
+    };
+    Ok(Json(list).into_response())
 }
 
 /// The tokens of a request's texts, and the format of their vectors.
@@ -104,10 +130,11 @@ fn prepare(app: &EmbeddingApp, body: &[u8]) -> Result<(Vec<Vec<u32>>, Form), Api
         Input::Texts(texts) => {
             let texts = texts.list();
             check_count(texts.len())?;
-            let tokens = texts.iter().map(|text| app.encoder.tokens(text));
-            tokens
-                .collect::<meganeura_core::Result<_>>()
-                .map_err(|e| wrong(e.to_string()))?
+            texts
+                .iter()
+                .map(|text| app.tokens(text))
+                .collect::<Result<_, _>>()
+                .map_err(wrong)?
         }
         Input::Tokens(tokens) => vec![tokens],
         Input::SeveralTokens(several) => several,
@@ -133,6 +160,19 @@ fn check_count(texts: usize) -> Result<(), ApiError> {
 }
 
 impl EmbeddingApp {
+    /// Tokenizes a text. One that is certainly too long is refused by its beginning: tokens of a megabyte take much memory.
+    pub(crate) fn tokens(&self, text: &str) -> Result<Vec<u32>, String> {
+        let most = self.site.context;
+        let beginning = super::beginning(text, most);
+        let tokens = |text: &str| self.encoder.tokens(text).map_err(|e| e.to_string());
+        if beginning.len() < text.len() && tokens(beginning)?.len() > most + super::UNCERTAIN_TOKENS {
+            return Err(format!("expected texts of 1 to {most} tokens, found more"));
+        }
+        let tokens = tokens(text)?;
+        self.check_text(&tokens)?;
+        Ok(tokens)
+    }
+
     /// Checks the number of tokens of a text.
     pub(crate) fn check_text(&self, tokens: &[u32]) -> Result<(), String> {
         let most = self.site.context;
@@ -165,9 +205,10 @@ impl EmbeddingApp {
     }
 
     /// A vector in the requested format. Truncated ones are normalized again if the model normalizes.
-    fn written(&self, vector: &[f32], form: Form) -> Value {
-        let mut numbers = vector[..form.dimensions].to_vec();
-        if self.normalized && form.dimensions < vector.len() {
+    fn written(&self, mut numbers: Vec<f32>, form: Form) -> Written {
+        let is_shorter = form.dimensions < numbers.len();
+        numbers.truncate(form.dimensions);
+        if self.normalized && is_shorter {
             let length = numbers.iter().map(|x| x * x).sum::<f32>().sqrt();
             if length > 0.0 {
                 numbers.iter_mut().for_each(|x| *x /= length);
@@ -175,9 +216,9 @@ impl EmbeddingApp {
         }
         if form.base64 {
             let bytes: Vec<u8> = numbers.iter().flat_map(|x| x.to_le_bytes()).collect();
-            Value::from(STANDARD.encode(bytes))
+            Written::Base64(STANDARD.encode(bytes))
         } else {
-            json!(numbers)
+            Written::Numbers(numbers)
         }
     }
 }

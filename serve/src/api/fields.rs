@@ -5,7 +5,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::error::ApiError;
+use super::error::{ApiError, quoted};
 
 /// Fields that never influence the result.
 const WITHOUT_EFFECT: &[&str] = &[
@@ -93,6 +93,19 @@ pub(super) fn check(others: &Map<String, Value>) -> Result<(), ApiError> {
         return Err(ApiError::bad(message).of_any(shown));
     }
     Ok(())
+}
+
+/// Checks that an object within a body has no fields but some. `null` is allowed everywhere.
+///
+/// # Errors
+/// The first other field.
+pub(super) fn only(object: &Value, allowed: &[&str]) -> Result<(), String> {
+    let fields = object.as_object().into_iter().flatten();
+    let mut others = fields.filter(|(name, value)| !value.is_null() && !allowed.contains(&name.as_str()));
+    match others.next() {
+        Some((name, _)) => Err(format!("has the unknown field {}; leave it out", quoted(name))),
+        None => Ok(()),
+    }
 }
 
 #[cfg(test)]

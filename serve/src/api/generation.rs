@@ -15,6 +15,7 @@ use super::error::ApiError;
 use super::request::TextOptions;
 use crate::grammar::Compiled;
 use crate::text::{StopStrings, Text};
+use crate::unsent::{Full, Unsent};
 use crate::worker::{Busy, Job, Progress, Update};
 
 /// The choices of a request.
@@ -22,6 +23,8 @@ pub(crate) struct Generation {
     app: Arc<App>,
     updates: UnboundedReceiver<Update>,
     choices: Vec<Choice>,
+    /// Counts updates that are not received, and parts that are kept for the answer.
+    unsent: Arc<Unsent>,
     deadline: Instant,
     started: Instant,
     latest: Option<Instant>,
@@ -57,6 +60,15 @@ pub(crate) struct Piece {
     pub(crate) finish: Option<&'static str>,
 }
 
+impl Piece {
+    /// Returns the number of bytes of the piece in a complete answer: text, and `each` for a log-probability.
+    pub(crate) fn bytes(&self, each: usize) -> usize {
+        let entries = |chosen: &Chosen| chosen.logprobs.as_ref().map_or(0, |(_, top)| 1 + top.len());
+        let logprobs: usize = self.chosen.iter().chain(&self.scored).map(entries).sum();
+        size_of::<Piece>() + self.text.len() + logprobs * each
+    }
+}
+
 impl Generation {
     /// Starts to generate `options.count` texts for each prompt. Texts of completions continue the text of the prompt.
     pub(crate) fn start(
@@ -68,6 +80,7 @@ impl Generation {
         deadline: Instant,
     ) -> Result<Self, ApiError> {
         let (sender, updates) = unbounded_channel();
+        let unsent = app.site.unsent.of_request();
         let mut choices = Vec::new();
         let mut usage = Usage::default();
         for prompt in &prompts {
@@ -129,6 +142,7 @@ impl Generation {
                     request,
                     choice: choices.len(),
                     updates: sender.clone(),
+                    unsent: unsent.clone(),
                     cancelled: cancelled.clone(),
                     has_constraint: grammar.is_some(),
                 });
@@ -149,6 +163,7 @@ impl Generation {
             deadline,
             app,
             updates,
+            unsent,
             choices,
             started,
             latest: None,
@@ -170,6 +185,9 @@ impl Generation {
             let Some(update) = update else {
                 return Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the engine has ended"));
             };
+            if matches!(update.progress, Progress::Prompt { .. } | Progress::Token(_)) {
+                self.unsent.remove(update.bytes());
+            }
             let choice = &mut self.choices[update.choice];
             let Some(text) = &mut choice.text else {
                 // It was on its way when a stop string ended the choice.
@@ -209,6 +227,7 @@ impl Generation {
                         Finish::Length => "length",
                     });
                 }
+                Progress::Full(full) => return Err(too_much(full)),
                 Progress::Failed { message, by_request } => {
                     return Err(if by_request {
                         ApiError::bad(message)
@@ -224,6 +243,14 @@ impl Generation {
         Ok(None)
     }
 
+    /// Counts bytes that are kept for the answer until the request ends.
+    ///
+    /// # Errors
+    /// A limit that they exceed.
+    pub(crate) fn keep(&self, bytes: usize) -> Result<(), ApiError> {
+        self.unsent.add(bytes).map_err(too_much)
+    }
+
     fn observe(&mut self) {
         let now = Instant::now();
         let metrics = &self.app.site.metrics;
@@ -234,5 +261,12 @@ impl Generation {
             Some(_) => {}
         }
         self.latest = Some(now);
+    }
+}
+
+fn too_much(full: Full) -> ApiError {
+    match full {
+        Full::Own(_) => ApiError::bad(full.message()).code("answer_too_large"),
+        Full::All => ApiError::queue_full(full.message()),
     }
 }

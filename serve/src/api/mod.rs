@@ -1,5 +1,6 @@
 //! The server's paths.
 
+mod body;
 mod chat;
 mod completions;
 mod embeddings;
@@ -16,7 +17,6 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use axum::body::Body;
 use axum::extract::{DefaultBodyLimit, MatchedPath, Path, Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::{self, Next};
@@ -34,7 +34,9 @@ use crate::connections::Activity;
 use crate::grammar::{Compiled, Grammars};
 use crate::metrics::Metrics;
 use crate::preparation::{GRAMMAR_TIMEOUT, NotPrepared, Preparation};
+use crate::unsent::UnsentBytes;
 use crate::worker::Worker;
+use body::JsonBody;
 pub(crate) use embeddings::EmbeddingApp;
 use error::{ApiError, quoted};
 use generation::Generation;
@@ -68,6 +70,7 @@ pub(crate) struct Site {
     pub(crate) api_key: Option<String>,
     pub(crate) request_timeout: Duration,
     pub(crate) preparation: Preparation,
+    pub(crate) unsent: UnsentBytes,
 }
 
 /// State that requests for text share.
@@ -101,6 +104,20 @@ pub(crate) struct Bounds {
     pub(crate) part_timeout: Duration,
 }
 
+/// Number of last tokens that may differ when a text is cut.
+pub(crate) const UNCERTAIN_TOKENS: usize = 16;
+
+/// The beginning of a text that has more than `tokens` tokens, unless its tokens are unusually long.
+pub(crate) fn beginning(text: &str, tokens: usize) -> &str {
+    /// Bytes of a token of ordinary text, generously.
+    const BYTES: usize = 16;
+    let mut end = tokens.saturating_mul(BYTES).min(text.len());
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}
+
 impl App {
     /// Bytes of the tokens of the model.
     pub(crate) fn token_bytes(&self) -> &[TokenBytes] {
@@ -110,23 +127,16 @@ impl App {
     /// Refuses a text that certainly has too many tokens, by tokenizing only its beginning: tokens of a megabyte take much
     /// memory.
     pub(crate) fn check_length(&self, text: &str) -> Result<(), ApiError> {
-        /// Bytes of a token of ordinary text, generously.
-        const BYTES: usize = 16;
-        /// Number of last tokens that may differ when the text is cut.
-        const UNCERTAIN: usize = 16;
         let most = self.site.context;
-        let mut end = most.saturating_mul(BYTES);
-        if text.len() <= end {
+        let beginning = beginning(text, most);
+        if beginning.len() == text.len() {
             return Ok(());
-        }
-        while !text.is_char_boundary(end) {
-            end -= 1;
         }
         let tokens = self
             .tokenizer
-            .encode_plain(&text[..end])
+            .encode_plain(beginning)
             .map_err(|e| ApiError::of_request(&e))?;
-        if tokens.len() <= most + UNCERTAIN {
+        if tokens.len() <= most + UNCERTAIN_TOKENS {
             return Ok(());
         }
         let message = format!("the prompt has more than {most} tokens, the maximum of a sequence");
@@ -265,7 +275,8 @@ fn router(api: Router, open: Router, site: Arc<Site>, bounds: Bounds) -> Router 
         .fallback(unknown_path)
         .method_not_allowed_fallback(wrong_method)
         .layer(DefaultBodyLimit::max(bounds.body_bytes))
-        .layer(middleware::from_fn_with_state(bounds, check_announced))
+        .layer(middleware::from_fn_with_state(bounds, body::check_announced))
+        .layer(middleware::from_fn_with_state(bounds, body::receive_rest))
         .layer(RequestBodyTimeoutLayer::new(bounds.part_timeout))
         .layer(middleware::from_fn(keep_reserved))
         .layer(middleware::from_fn_with_state(site, count))
@@ -294,25 +305,6 @@ async fn keep_reserved(request: Request, next: Next) -> Result<Response, ApiErro
         return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, message).code("too_many_connections"));
     }
     Ok(next.run(request).await)
-}
-
-/// Maximum time for a whole body, as an extension of requests.
-#[derive(Clone, Copy)]
-struct BodyTimeout(Duration);
-
-/// Refuses a body whose announced length is too large, before its bytes arrive.
-async fn check_announced(State(bounds): State<Bounds>, mut request: Request, next: Next) -> Result<Response, ApiError> {
-    let limit = bounds.body_bytes;
-    request.extensions_mut().insert(BodyTimeout(bounds.body_timeout));
-    let announced = request.headers().get(header::CONTENT_LENGTH);
-    let bytes: Option<u64> = announced.and_then(|text| text.to_str().ok()?.parse().ok());
-    match bytes.filter(|&bytes| bytes > limit as u64) {
-        Some(bytes) => {
-            let message = format!("expected a body of at most {limit} bytes, found {bytes}");
-            Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, message))
-        }
-        None => Ok(next.run(request).await),
-    }
 }
 
 async fn authenticate(State(site): State<Arc<Site>>, request: Request, next: Next) -> Result<Response, ApiError> {
@@ -364,41 +356,6 @@ fn has_key(headers: &HeaderMap, key: &str) -> bool {
     let given = if is_bearer { given[7..].trim_ascii_start() } else { &[] };
     // The comparison takes the same time, however much is right.
     given.len() == key.len() && given.iter().zip(key.as_bytes()).fold(0, |all, (a, b)| all | (a ^ b)) == 0
-}
-
-/// The bytes of a JSON body. Web pages may send bodies of other types to any address without permission.
-struct JsonBody(Vec<u8>);
-
-impl<S: Send + Sync> axum::extract::FromRequest<S> for JsonBody {
-    type Rejection = ApiError;
-
-    async fn from_request(request: Request<Body>, state: &S) -> Result<Self, ApiError> {
-        let kind = request
-            .headers()
-            .get(header::CONTENT_TYPE)
-            .and_then(|value| value.to_str().ok());
-        if !kind.is_some_and(|kind| kind.trim_start().to_ascii_lowercase().starts_with("application/json")) {
-            let message = "send JSON with the header `Content-Type: application/json`";
-            return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
-        }
-        let activity = request.extensions().get::<Activity>().cloned();
-        let limit = request
-            .extensions()
-            .get::<BodyTimeout>()
-            .map_or(Duration::MAX, |limit| limit.0);
-        let bytes = axum::body::Bytes::from_request(request, state);
-        let Ok(bytes) = tokio::time::timeout(limit, bytes).await else {
-            let message = format!("expected the whole body within {} s", limit.as_secs());
-            return Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, message));
-        };
-        if let Some(activity) = activity {
-            activity.start_work();
-        }
-        match bytes {
-            Ok(bytes) => Ok(JsonBody(bytes.into())),
-            Err(rejection) => Err(ApiError::new(rejection.status(), rejection.body_text())),
-        }
-    }
 }
 
 fn described(site: &Site) -> Value {

@@ -1,5 +1,7 @@
 //! Fields that requests for text have in common.
 
+use std::collections::HashSet;
+
 use axum::http::StatusCode;
 use meganeura_llm::Sampling;
 use serde::Deserialize;
@@ -82,16 +84,32 @@ impl<T> OneOrMore<T> {
 }
 
 #[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct ResponseFormat {
     r#type: String,
     json_schema: Option<JsonSchema>,
-    /// Schema of llama.cpp's format `json_object`.
+    /// Schema of llama.cpp's format `json_object`, and of `/v1/responses`.
     schema: Option<Value>,
+    /// A schema is always followed exactly, and its name and description change nothing.
+    #[serde(rename = "name")]
+    _name: Option<String>,
+    #[serde(rename = "description")]
+    _description: Option<String>,
+    #[serde(rename = "strict")]
+    _strict: Option<bool>,
 }
 
 #[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct JsonSchema {
     schema: Option<Value>,
+    /// A schema is always followed exactly, and its name and description change nothing.
+    #[serde(rename = "name")]
+    _name: Option<String>,
+    #[serde(rename = "description")]
+    _description: Option<String>,
+    #[serde(rename = "strict")]
+    _strict: Option<bool>,
 }
 
 /// Options of the texts that a request asks for.
@@ -162,6 +180,16 @@ impl Common {
             let message = format!("expected log-probabilities of at most {MAX_TOP_LOGPROBS} tokens, found {top}");
             return Err(ApiError::field(logprobs_field, message));
         }
+        if let (Some(new), Some(old)) = (self.max_completion_tokens, self.max_tokens)
+            && new != old
+        {
+            let message = format!("expected one of max_completion_tokens and max_tokens, found {new} and {old}");
+            return Err(ApiError::field("max_tokens", message));
+        }
+        let stream = self.stream.unwrap_or(false);
+        if self.stream_options.is_some() && !stream {
+            return Err(ApiError::field("stream_options", "stream_options needs stream: true"));
+        }
         let max_tokens = match self.max_completion_tokens.or(self.max_tokens) {
             None | Some(-1) => None,
             Some(0) if may_be_empty => Some(0),
@@ -201,8 +229,8 @@ impl Common {
             structured.json.map(schema).transpose()?,
             self.guided_regex.map(Grammar::Regex),
             structured.regex.map(Grammar::Regex),
-            self.guided_choice.map(choice),
-            structured.choice.map(choice),
+            self.guided_choice.map(choice).transpose()?,
+            structured.choice.map(choice).transpose()?,
         ];
         let mut grammars = grammars.into_iter().flatten();
         let grammar = grammars.next();
@@ -219,16 +247,23 @@ impl Common {
                 "ignore_eos cannot be used with a grammar or schema",
             ));
         }
+        let min_tokens = self.min_tokens.unwrap_or(0);
+        if min_tokens > 0 && grammar.is_some() {
+            return Err(ApiError::field(
+                "min_tokens",
+                "min_tokens cannot be used with a grammar or schema, which decides where the text ends",
+            ));
+        }
         Ok(TextOptions {
             max_tokens,
-            min_tokens: self.min_tokens.unwrap_or(0),
+            min_tokens,
             ignore_eos,
             sampling,
             logit_bias: biases(self.logit_bias, app.vocab)?,
             count,
             stop,
             stop_tokens,
-            stream: self.stream.unwrap_or(false),
+            stream,
             include_usage: self.stream_options.and_then(|o| o.include_usage).unwrap_or(false),
             grammar,
             top_logprobs,
@@ -239,9 +274,15 @@ impl Common {
 }
 
 /// One of some texts, as a grammar.
-fn choice(choices: Vec<String>) -> Grammar {
+fn choice(choices: Vec<String>) -> Result<Grammar, ApiError> {
+    if choices.is_empty() {
+        return Err(ApiError::field(
+            "guided_choice",
+            "expected at least one choice, found none",
+        ));
+    }
     let choices: Vec<String> = choices.into_iter().map(|text| Value::from(text).to_string()).collect();
-    Grammar::Lark(format!("start: {}", choices.join(" | ")))
+    Ok(Grammar::Lark(format!("start: {}", choices.join(" | "))))
 }
 
 /// A schema, which llama.cpp's API also takes as text.
@@ -303,7 +344,15 @@ fn biases(biases: Option<Map<String, Value>>, vocab: usize) -> Result<Vec<(u32, 
         let number = number.ok_or_else(|| wrong(format!("expected biases from -{MAX} to {MAX}")))?;
         Ok((id, number as f32))
     };
-    biases.iter().map(bias).collect()
+    let biases: Vec<(u32, f32)> = biases.iter().map(bias).collect::<Result<_, _>>()?;
+    // "5" and "05" are the same token.
+    let mut seen = HashSet::new();
+    match biases.iter().find(|(id, _)| !seen.insert(*id)) {
+        Some((id, _)) => Err(wrong(format!(
+            "expected one bias for each token, found several for {id}"
+        ))),
+        None => Ok(biases),
+    }
 }
 
 impl ResponseFormat {

@@ -24,7 +24,11 @@ struct Body {
 }
 
 #[derive(Clone, Deserialize)]
-#[serde(untagged, expecting = "expected a text, or an object with text")]
+#[serde(
+    untagged,
+    deny_unknown_fields,
+    expecting = "expected a text, or an object whose only field is text"
+)]
 enum Document {
     Text(String),
     Object { text: String },
@@ -84,14 +88,7 @@ fn prepare(app: &EmbeddingApp, body: &[u8]) -> Result<Prepared, ApiError> {
         let message = format!("expected 1 to {} documents, found {count}", MAX_TEXTS - 1);
         return Err(ApiError::field("documents", message));
     }
-    let tokens = |field: &'static str, text: &str| {
-        let tokens = app
-            .encoder
-            .tokens(text)
-            .map_err(|e| ApiError::of_request(&e).of(field))?;
-        app.check_text(&tokens).map_err(|e| ApiError::field(field, e))?;
-        Ok(tokens)
-    };
+    let tokens = |field: &'static str, text: &str| app.tokens(text).map_err(|e| ApiError::field(field, e));
     let mut texts = vec![tokens("query", &body.query)?];
     for document in &body.documents {
         texts.push(tokens("documents", document.text())?);

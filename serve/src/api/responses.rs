@@ -15,7 +15,7 @@ use super::generation::{Piece, Usage};
 use super::request::{Common, ResponseFormat, parse};
 use super::stream::{self, Format};
 use super::tools::{Answer, call_id};
-use super::{App, JsonBody, now};
+use super::{App, JsonBody, fields, now};
 
 #[derive(Deserialize)]
 struct Body {
@@ -76,7 +76,7 @@ pub(crate) async fn handle(State(app): State<Arc<App>>, JsonBody(body): JsonBody
     if stream {
         Ok(stream::events(generation, 1, false, format))
     } else {
-        stream::whole(generation, 1, format).await
+        stream::whole(generation, format).await
     }
 }
 
@@ -143,11 +143,13 @@ fn add_item(messages: &mut Vec<Value>, item: Value) -> Result<(), String> {
     let text = |name: &str| item[name].as_str().map(str::to_owned);
     match item["type"].as_str().unwrap_or("message") {
         "message" => {
+            fields::only(&item, &["type", "role", "content", "id", "status"])?;
             let role = text("role").ok_or("has no role, such as \"user\"")?;
             let content = content(&item["content"])?;
             messages.push(json!({"role": role, "content": content}));
         }
         "function_call" => {
+            fields::only(&item, &["type", "call_id", "name", "arguments", "id", "status"])?;
             let call = json!({
                 "id": text("call_id").ok_or("has no call_id")?,
                 "type": "function",
@@ -166,6 +168,7 @@ fn add_item(messages: &mut Vec<Value>, item: Value) -> Result<(), String> {
             }
         }
         "function_call_output" => {
+            fields::only(&item, &["type", "call_id", "output", "id", "status"])?;
             let id = text("call_id").ok_or("has no call_id")?;
             let content = content(&item["output"])?;
             messages.push(json!({"role": "tool", "tool_call_id": id, "content": content}));
@@ -181,7 +184,12 @@ fn content(content: &Value) -> Result<String, String> {
         Value::String(text) => Ok(text.clone()),
         Value::Array(parts) => {
             let text = |part: &Value| match (part["type"].as_str(), part["text"].as_str()) {
-                (Some("input_text" | "output_text" | "text"), Some(text)) => Ok(text.to_owned()),
+                (Some("input_text" | "output_text" | "text"), Some(text)) => {
+                    // Answers that clients send back have annotations and log-probabilities.
+                    fields::only(part, &["type", "text", "annotations", "logprobs"])
+                        .map_err(|e| format!("has content that {e}"))?;
+                    Ok(text.to_owned())
+                }
                 (kind, _) => Err(format!(
                     "has content of type {}; only text is supported",
                     kind.map_or("?".into(), quoted)
@@ -256,7 +264,7 @@ impl Responses {
         }
         items.extend(calls.iter().map(|call| {
             json!({"type": "function_call", "id": id("fc"), "call_id": call_id(), "name": call.name,
-                "arguments": call.arguments, "status": "completed"})
+                "arguments": call.arguments, "status": self.status()})
         }));
         items
     }
@@ -377,13 +385,12 @@ impl Format for Responses {
     }
 
     fn piece(&mut self, piece: Piece) -> Vec<Value> {
-        self.text += &piece.text;
-        self.finish = piece.finish.or(self.finish);
-        if !self.streams_text() || piece.text.is_empty() {
+        let text = piece.text.clone();
+        self.keep(piece);
+        if !self.streams_text() || text.is_empty() {
             return Vec::new();
         }
-        let delta =
-            json!({"item_id": self.item, "output_index": 0, "content_index": 0, "delta": piece.text, "logprobs": []});
+        let delta = json!({"item_id": self.item, "output_index": 0, "content_index": 0, "delta": text, "logprobs": []});
         vec![self.event("response.output_text.delta", delta)]
     }
 
@@ -408,12 +415,13 @@ impl Format for Responses {
         events
     }
 
-    fn whole(&mut self, pieces: Vec<Piece>, _: usize, usage: Usage) -> Value {
-        for piece in pieces {
-            self.text += &piece.text;
-            self.finish = piece.finish.or(self.finish);
-        }
-        self.response(self.status(), self.output(), Some(usage))
+    fn keep(&mut self, piece: Piece) {
+        self.text += &piece.text;
+        self.finish = piece.finish.or(self.finish);
+    }
+
+    fn whole(&mut self, usage: Usage) -> serde_json::Result<String> {
+        serde_json::to_string(&self.response(self.status(), self.output(), Some(usage)))
     }
 
     fn error(&mut self, error: &ApiError) -> Value {

@@ -3,13 +3,15 @@
 use std::convert::Infallible;
 use std::time::Duration;
 
-use axum::Json;
+use axum::http::{StatusCode, header};
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream::unfold;
 use meganeura_llm::engine::Chosen;
 use meganeura_llm::tokenizer::TokenBytes;
-use serde_json::{Value, json};
+use serde::ser::SerializeStruct;
+use serde::{Serialize, Serializer};
+use serde_json::{Map, Value, json};
 
 use super::App;
 use super::error::ApiError;
@@ -31,8 +33,11 @@ pub(crate) trait Format: Send + 'static {
         Vec::new()
     }
 
-    /// The complete response.
-    fn whole(&mut self, pieces: Vec<Piece>, choices: usize, usage: Usage) -> Value;
+    /// Keeps a piece of a complete response.
+    fn keep(&mut self, piece: Piece);
+
+    /// The complete response, as JSON.
+    fn whole(&mut self, usage: Usage) -> serde_json::Result<String>;
 
     /// Event of an error after the status was sent.
     fn error(&mut self, error: &ApiError) -> Value {
@@ -55,17 +60,31 @@ pub(crate) fn usage(usage: Usage) -> Value {
     })
 }
 
+/// The complete response of chats and completions.
+#[derive(Serialize)]
+pub(crate) struct Whole<'a, C> {
+    pub(crate) id: &'a str,
+    pub(crate) object: &'static str,
+    pub(crate) created: u64,
+    pub(crate) model: &'a str,
+    pub(crate) choices: Vec<C>,
+    pub(crate) usage: Value,
+}
+
 /// The response when everything is generated.
-pub(crate) async fn whole(
-    mut generation: Generation,
-    choices: usize,
-    mut format: impl Format,
-) -> Result<Response, ApiError> {
-    let mut pieces = Vec::new();
+pub(crate) async fn whole(mut generation: Generation, mut format: impl Format) -> Result<Response, ApiError> {
     while let Some(piece) = generation.next().await? {
-        pieces.push(piece);
+        generation.keep(piece.bytes(TEXT_BYTES))?;
+        format.keep(piece);
     }
-    Ok(Json(format.whole(pieces, choices, generation.usage)).into_response())
+    // A large answer takes long to write.
+    let usage = generation.usage;
+    let written = tokio::task::spawn_blocking(move || format.whole(usage)).await;
+    let internal = |message: String| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, message);
+    let json = written
+        .map_err(|e| internal(e.to_string()))?
+        .map_err(|e| internal(e.to_string()))?;
+    Ok(([(header::CONTENT_TYPE, "application/json")], json).into_response())
 }
 
 /// Progress of a stream.
@@ -85,6 +104,10 @@ struct State<F> {
     choices: usize,
     include_usage: bool,
 }
+
+/// Bytes of a log-probability as JSON text, and as a value in memory.
+const TEXT_BYTES: usize = 100;
+const VALUE_BYTES: usize = 600;
 
 /// Pause after which an idle stream sends a comment, which shows whether the client is still there.
 const KEEP_ALIVE: Duration = Duration::from_secs(2);
@@ -125,7 +148,18 @@ impl<F: Format> State<F> {
                     self.place = Place::Pieces;
                 }
                 Place::Pieces => match self.generation.next().await {
-                    Ok(Some(piece)) => self.due.extend(self.format.piece(piece)),
+                    Ok(Some(piece)) => {
+                        let bytes = piece.bytes(VALUE_BYTES);
+                        let events = self.format.piece(piece);
+                        // A piece that is kept back.
+                        if events.is_empty()
+                            && let Err(error) = self.generation.keep(bytes)
+                        {
+                            self.due.push_back(self.format.error(&error));
+                            self.place = Place::Done;
+                        }
+                        self.due.extend(events);
+                    }
                     Ok(None) => {
                         self.due.extend(self.format.end(self.generation.usage));
                         if self.include_usage {
@@ -174,53 +208,110 @@ pub(crate) fn chat_logprob(app: &App, chosen: &Chosen) -> Option<Value> {
     Some(value)
 }
 
-/// The lists of log-probabilities of completions.
+/// Tokens with their log-probabilities in the format of chats.
+pub(crate) struct ChatLogprobs<'a>(pub(crate) &'a App, pub(crate) &'a [Chosen]);
+
+impl Serialize for ChatLogprobs<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let ChatLogprobs(app, chosen) = self;
+        if chosen.is_empty() {
+            return serializer.serialize_none();
+        }
+        let content = Listed(|| chosen.iter().filter_map(|chosen| chat_logprob(app, chosen)));
+        serializer.collect_map([("content", content)])
+    }
+}
+
+/// The items of an iterator, which are made while they are written.
+struct Listed<F>(F);
+
+impl<F: Fn() -> I, I: Iterator<Item: Serialize>> Serialize for Listed<F> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq((self.0)())
+    }
+}
+
+/// Log-probabilities of completions.
 #[derive(Debug, Default)]
 pub(crate) struct Logprobs {
-    tokens: Vec<String>,
-    token_logprobs: Vec<Option<f32>>,
-    top_logprobs: Vec<Value>,
-    text_offset: Vec<usize>,
+    tokens: Vec<Scored>,
+    /// Number of characters of earlier tokens.
     offset: usize,
+}
+
+/// A token; the first one of a prompt has no log-probability.
+#[derive(Debug)]
+struct Scored {
+    token: u32,
+    own: Option<f32>,
+    top: Vec<(u32, f32)>,
 }
 
 impl Logprobs {
     /// Adds a token, if its probability is known.
-    pub(crate) fn push(&mut self, app: &App, chosen: &Chosen) {
+    pub(crate) fn push(&mut self, chosen: &Chosen) {
         let Some((own, top)) = &chosen.logprobs else { return };
-        let (text, _) = spelled(app, chosen.token);
-        self.text_offset.push(self.offset);
-        self.offset += text.chars().count();
-        self.tokens.push(text);
-        self.token_logprobs.push(Some(*own));
-        let top = top
+        self.tokens.push(Scored {
+            token: chosen.token,
+            own: Some(*own),
+            top: top.clone(),
+        });
+    }
+
+    /// Adds the first token of a prompt.
+    pub(crate) fn push_first(&mut self, token: u32) {
+        let (own, top) = (None, Vec::new());
+        self.tokens.push(Scored { token, own, top });
+    }
+
+    /// The lists of the tokens since the last time.
+    pub(crate) fn lists<'a>(&'a self, app: &'a App) -> LogprobLists<'a> {
+        LogprobLists { app, logprobs: self }
+    }
+
+    /// Drops the tokens whose lists were written.
+    pub(crate) fn clear(&mut self, app: &App) {
+        let lengths = self
+            .tokens
             .iter()
-            .map(|&(token, logprob)| (spelled(app, token).0, json!(logprob)));
-        self.top_logprobs.push(Value::Object(top.collect()));
+            .map(|scored| spelled(app, scored.token).0.chars().count());
+        self.offset += lengths.sum::<usize>();
+        self.tokens.clear();
     }
+}
 
-    /// Adds the first token of a prompt, which has no log-probability.
-    pub(crate) fn push_first(&mut self, app: &App, token: u32) {
-        let (text, _) = spelled(app, token);
-        self.text_offset.push(self.offset);
-        self.offset += text.chars().count();
-        self.tokens.push(text);
-        self.token_logprobs.push(None);
-        self.top_logprobs.push(Value::Null);
-    }
+/// The lists of log-probabilities of completions; `null` if there are none.
+pub(crate) struct LogprobLists<'a> {
+    app: &'a App,
+    logprobs: &'a Logprobs,
+}
 
-    /// Takes the lists since the last time; `null` if they are empty.
-    pub(crate) fn take(&mut self) -> Value {
-        if self.tokens.is_empty() {
-            return Value::Null;
+impl Serialize for LogprobLists<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let tokens = &self.logprobs.tokens;
+        if tokens.is_empty() {
+            return serializer.serialize_none();
         }
-        let taken = std::mem::take(self);
-        self.offset = taken.offset;
-        json!({
-            "tokens": taken.tokens,
-            "token_logprobs": taken.token_logprobs,
-            "top_logprobs": taken.top_logprobs,
-            "text_offset": taken.text_offset,
-        })
+        let text = |token: u32| spelled(self.app, token).0;
+        let top = |scored: &Scored| {
+            scored.own.map(|_| {
+                let top = scored.top.iter();
+                top.map(|&(token, logprob)| (text(token), json!(logprob)))
+                    .collect::<Map<String, Value>>()
+            })
+        };
+        let offsets = || {
+            tokens.iter().scan(self.logprobs.offset, |offset, scored| {
+                let own = *offset;
+                *offset += text(scored.token).chars().count();
+                Some(own)
+            })
+        };
+        let mut lists = serializer.serialize_struct("logprobs", 4)?;
+        lists.serialize_field("tokens", &Listed(|| tokens.iter().map(|scored| text(scored.token))))?;
+        lists.serialize_field("token_logprobs", &Listed(|| tokens.iter().map(|scored| scored.own)))?;
+        lists.serialize_field("top_logprobs", &Listed(|| tokens.iter().map(top)))?;
+        lists.serialize_field("text_offset", &Listed(offsets))?;
+        lists.end()
     }
 }

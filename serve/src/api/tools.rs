@@ -135,6 +135,28 @@ impl Call {
     }
 }
 
+impl Call {
+    /// Reads a required call that was cut off at the limit of tokens: `{"name": "f", "arguments": {"a`. Its arguments are the text
+    /// that is there, as in OpenAI's API.
+    fn cut_off(text: &str) -> Option<Self> {
+        let mut rest = text.trim_start();
+        let mut name = String::new();
+        for part in ["{", "\"name\"", ":", "", ",", "\"arguments\"", ":"] {
+            if part.is_empty() {
+                let mut values = serde_json::Deserializer::from_str(rest).into_iter::<String>();
+                name = values.next()?.ok()?;
+                rest = rest[values.byte_offset()..].trim_start();
+            } else {
+                rest = rest.strip_prefix(part)?.trim_start();
+            }
+        }
+        Some(Call {
+            name,
+            arguments: rest.to_owned(),
+        })
+    }
+}
+
 /// An answer of a model that may call tools.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Answer {
@@ -169,9 +191,12 @@ pub(crate) fn answer(text: &str, offered: &[Value], is_call: bool, is_single: bo
     };
     let mut answer = Answer::default();
     let mut rest = text;
-    if is_call && let Some(calls) = serde_json::from_str(text.trim()).ok().and_then(read) {
-        answer.calls = calls;
-        rest = "";
+    if is_call {
+        let calls = serde_json::from_str(text.trim()).ok().and_then(read);
+        if let Some(calls) = calls.or_else(|| Some(vec![Call::cut_off(text).filter(is_offered)?])) {
+            answer.calls = calls;
+            rest = "";
+        }
     }
     while let Some((at, opening, closing)) = first_opening(rest) {
         let after = &rest[at + opening.len()..];
@@ -311,6 +336,30 @@ mod tests {
         let two = r#"[TOOL_CALLS][{"name": "f", "arguments": {}}, {"name": "g", "arguments": {}}]"#;
         assert_eq!(answer(two, &offered(), false, true).calls, [call("f", "{}")]);
         assert_eq!(answer(two, &offered(), false, false).calls.len(), 2);
+    }
+
+    #[test]
+    fn required_calls_may_be_cut_off() {
+        for (text, arguments) in [
+            (r#"{"name": "add", "arguments": {"a": 1, "b"#, r#"{"a": 1, "b"#),
+            (" {\"name\":\"add\" ,\n\"arguments\":", ""),
+        ] {
+            assert_eq!(
+                answer(text, &offered(), true, false).calls,
+                [call("add", arguments)],
+                "{text}"
+            );
+            assert_eq!(answer(text, &offered(), false, false).content, text);
+        }
+        for text in [
+            "",
+            "{",
+            r#"{"name": "ad"#,
+            r#"{"name": "other", "arguments": {"a"#,
+            r#"{"name": "add", "x"#,
+        ] {
+            assert_eq!(answer(text, &offered(), true, false).content, text, "{text}");
+        }
     }
 
     #[test]

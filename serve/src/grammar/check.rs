@@ -50,6 +50,10 @@ fn too_large(what: String) -> Error {
 /// # Errors
 /// [`Error::InvalidUse`] with the limit that the schema exceeds.
 pub(super) fn schema(schema: &Value) -> Result<()> {
+    if schema["x-guidance"]["lenient"] == true {
+        let message = "a lenient schema, whose unknown keywords are ignored, is not supported";
+        return Err(Error::misuse(message, "leave \"lenient\" out of x-guidance"));
+    }
     let (mut values, mut references, mut patterns) = (0_usize, 0_usize, 0_usize);
     let (mut texts, mut branches) = (0_usize, 0_usize);
     // A work list instead of recursion: it needs no stack.
@@ -172,6 +176,7 @@ mod tests {
             (json!({"required": names}), "names"),
             (json!({"anyOf": [references[..600], references[..600]]}), "references"),
             (json!({"enum": lists}), "values"),
+            (json!({"x-guidance": {"lenient": true}}), "lenient"),
             (json!({"items": {"minItems": 10_001}}), "minItems"),
             (json!({"pattern": "a".repeat(5000)}), "patterns"),
             (json!({"patternProperties": many}), "patternProperties"),

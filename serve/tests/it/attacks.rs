@@ -182,6 +182,96 @@ fn a_half_closed_client_gets_its_answer() {
 }
 
 #[test]
+fn a_body_that_is_cut_off_is_refused_at_once() {
+    let server = Running::new();
+    let mut stream = server.connect();
+    let head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{";
+    stream.write_all(head.as_bytes()).expect("sent");
+    stream.shutdown(Shutdown::Write).expect("closed");
+    let start = Instant::now();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer");
+    // The time limit of bodies is 30 s.
+    assert!(start.elapsed() < PATIENCE, "{:?}", start.elapsed());
+    assert!(answer.contains("HTTP/1.1 400"), "{answer}");
+}
+
+#[test]
+fn refused_bodies_are_received_so_that_the_answer_arrives() {
+    let server = Running::with(ServerOptions {
+        api_key: Some("secret".into()),
+        ..options()
+    });
+    let body = vec![b' '; 8 << 20];
+    let small = body.len() / 10;
+    for (path, headers, len, status) in [
+        (
+            "/v1/completions",
+            "Authorization: Bearer secret\r\nContent-Type: application/json\r\n",
+            body.len(),
+            "413",
+        ),
+        ("/v1/completions", "Content-Type: application/json\r\n", small, "401"),
+        (
+            "/v1/completions",
+            "Authorization: Bearer secret\r\nContent-Type: text/plain\r\n",
+            small,
+            "415",
+        ),
+        (
+            "/v1/embeddings",
+            "Authorization: Bearer secret\r\nContent-Type: application/json\r\n",
+            small,
+            "501",
+        ),
+        ("/nothing", "", small, "404"),
+    ] {
+        let mut stream = server.connect();
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len}\r\n{headers}\r\n"
+        );
+        stream.write_all(head.as_bytes()).expect("sent");
+        for part in body[..len].chunks(1 << 16) {
+            stream
+                .write_all(part)
+                .unwrap_or_else(|e| panic!("{path}, {status}: {e}"));
+        }
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("an answer");
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{path}: {answer}");
+    }
+}
+
+#[test]
+fn text_that_is_not_sent_is_limited() {
+    let server = Running::with(ServerOptions {
+        max_unsent_bytes: 40_000,
+        ..options()
+    });
+    let with = |n: usize, more: Value| {
+        let mut body = json!({"messages": [{"role": "user", "content": "Alice"}], "max_tokens": 20, "ignore_eos": true, "n": n,
+            "logprobs": true, "top_logprobs": 5});
+        for (name, value) in more.as_object().expect("fields") {
+            body[name] = value.clone();
+        }
+        server.post("/v1/chat/completions", &body)
+    };
+    let small = with(1, json!({}));
+    assert_eq!(small.status, 200, "{}", small.body);
+    let large = with(16, json!({}));
+    assert_eq!(large.status, 400, "{}", large.body);
+    assert_eq!(large.json()["error"]["code"], "answer_too_large");
+    // The parts of a stream that is read need no memory.
+    let streamed = with(16, json!({"stream": true}));
+    assert!(
+        streamed.body.contains("[DONE]") && !streamed.body.contains("error"),
+        "{}",
+        streamed.body
+    );
+    assert_eq!(with(1, json!({})).status, 200);
+}
+
+#[test]
 fn work_of_clients_that_left_is_dropped() {
     let mut options = options();
     options.engine.sequences = 1;

@@ -225,6 +225,91 @@ fn variables_reach_the_template() {
 }
 
 #[test]
+fn fields_that_would_be_ignored_are_refused() {
+    let server = Running::new();
+    let user = json!([{"role": "user", "content": "a"}]);
+    for (path, body, said) in [
+        (
+            "chat/completions",
+            json!({"messages": user, "stream_options": {"include_usage": true}}),
+            "stream_options needs stream",
+        ),
+        (
+            "chat/completions",
+            json!({"messages": user, "max_tokens": 1, "max_completion_tokens": 2}),
+            "found 2 and 1",
+        ),
+        (
+            "chat/completions",
+            json!({"messages": user, "logit_bias": {"5": 1, "05": 2}}),
+            "several for 5",
+        ),
+        (
+            "chat/completions",
+            json!({"messages": user, "guided_choice": []}),
+            "at least one choice",
+        ),
+        (
+            "chat/completions",
+            json!({"messages": user, "guided_json": {}, "min_tokens": 3}),
+            "min_tokens cannot be used",
+        ),
+        (
+            "chat/completions",
+            json!({"messages": user, "response_format": {"type": "json_object", "x": 1}}),
+            "x",
+        ),
+        (
+            "chat/completions",
+            json!({"messages": user, "response_format": {"type": "json_schema", "json_schema": {"schema": {}, "y": 1}}}),
+            "y",
+        ),
+        (
+            "chat/completions",
+            json!({"messages": user, "chat_template_kwargs": {"messages": []}}),
+            "messages cannot be set",
+        ),
+        (
+            "chat/completions",
+            json!({"messages": user, "chat_template_kwargs": {"add_generation_prompt": false}}),
+            "cannot be set",
+        ),
+        (
+            "chat/completions",
+            json!({"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "bold": true}]}]}),
+            "bold",
+        ),
+        (
+            "chat/completions",
+            json!({"messages": user, "guided_json": {"x-guidance": {"lenient": true}}}),
+            "lenient",
+        ),
+        (
+            "responses",
+            json!({"input": [{"role": "user", "content": "a", "mood": "good"}]}),
+            "mood",
+        ),
+        (
+            "responses",
+            json!({"input": [{"role": "user", "content": [{"type": "input_text", "text": "a", "bold": true}]}]}),
+            "bold",
+        ),
+    ] {
+        let response = server.post(&format!("/v1/{path}"), &body);
+        assert_eq!(response.status, 400, "{body}: {}", response.body);
+        assert!(response.message().contains(said), "{body}: {}", response.message());
+    }
+    // What clients send along, and what changes nothing.
+    let answer = json!({"role": "assistant", "content": "b", "refusal": null, "annotations": [], "audio": null, "tool_calls": null});
+    let text =
+        json!({"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]});
+    let format = json!({"type": "json_schema", "json_schema": {"name": "x", "strict": true, "schema": {"const": 1}}});
+    let body = json!({"messages": [text, answer, user[0]], "max_tokens": 2, "max_completion_tokens": 2, "response_format": format});
+    let response = server.post("/v1/chat/completions", &body);
+    assert_eq!(response.status, 200, "{}", response.body);
+}
+
+#[test]
 fn special_tokens_in_messages_stay_text() {
     let count = |server: &Running, content: &str| {
         let body = json!({"messages": [{"role": "user", "content": content}], "max_tokens": 1});
