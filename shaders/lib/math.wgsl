@@ -440,6 +440,19 @@ fn q4_0_high_to_f32x4(word: u32) -> vec4<f32> {
     return floats - vec4<f32>(524296.0, 2056.0, 524296.0, 2056.0);
 }
 
+// Four integers of four bits in the lower halves of the bytes of a word, each plus 16: the bits of i are behind the leading bit of 16.
+fn four_bits_plus_16(word: u32) -> vec4<f32> {
+    let bits = vec4<u32>(word << 19u, word << 11u, word << 3u, word >> 5u);
+    return bitcast<vec4<f32>>((bits & vec4<u32>(0x00780000u)) | vec4<u32>(0x41800000u));
+}
+
+// Four integers of Q8_0 in a word, in two's complement, each plus 384: those of 0 to 255 plus 256.
+fn q8_0_plus_384(word: u32) -> vec4<f32> {
+    let bytes = word ^ 0x80808080u;
+    let bits = vec4<u32>(bytes << 15u, bytes << 7u, bytes >> 1u, bytes >> 9u);
+    return bitcast<vec4<f32>>((bits & vec4<u32>(0x007f8000u)) | vec4<u32>(0x43800000u));
+}
+
 // Four bytes minus an offset.
 fn bytes_to_f32x4(bytes: u32, offset: f32) -> vec4<f32> {
     let high = bytes >> 16u;

@@ -37,6 +37,7 @@ files! {
     MATMUL_COOP "matmul_coop";
     MATMUL_DIRECT "matmul_direct";
     MATMUL_ROWS "matmul_rows";
+    MATMUL_ROWS_STAGED "matmul_rows_staged";
     MATMUL_ROWS_WIDE "matmul_rows_wide";
     MATMUL_TILED "matmul_tiled";
     PAGED_CACHE_WRITE "paged_cache_write";

@@ -23,6 +23,17 @@ pub struct Features {
     pub subgroup_size: Option<u32>,
     /// Whether its own conversion from `f16` to `f32` is exact: small numbers, infinities and NaN included.
     pub exact_f16: bool,
+    /// Bytes of shared memory of a workgroup; 0 if that is not known.
+    pub workgroup_bytes: u32,
+}
+
+impl Features {
+    /// Bytes of shared memory that kernels may use: at least the 16 KiB that every device has.
+    pub fn workgroup_bytes(&self) -> usize {
+        const EVERYWHERE: u32 = 16 << 10;
+        const MOST: u32 = 48 << 10;
+        self.workgroup_bytes.clamp(EVERYWHERE, MOST) as usize
+    }
 }
 
 /// What a device has room for.

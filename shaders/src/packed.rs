@@ -136,6 +136,93 @@ impl Packed {
         }
     }
 
+    /// The first four words of a block, as WGSL.
+    pub(super) fn load_block_low(&self, e: &mut Emitter, block: &str) -> Result<String, String> {
+        let none = || "packed weights are not in memory".to_owned();
+        let words = self.format.words();
+        if words.is_multiple_of(4) {
+            let number = format!("{block} * {}u", words / 4);
+            return e.module.load_words(self.words, 4, &number).ok_or_else(none);
+        }
+        let word = |i: usize| {
+            e.module
+                .load_words(self.words, 1, &format!("{block} * {words}u + {i}u"))
+        };
+        let loaded: Option<Vec<String>> = (0..4).map(word).collect();
+        Ok(format!("vec4<u32>({})", loaded.ok_or_else(none)?.join(", ")))
+    }
+
+    /// The words after the first four of a block, as WGSL.
+    pub(super) fn load_block_high(&self, e: &mut Emitter, block: &str) -> Result<String, String> {
+        let none = || "packed weights are not in memory".to_owned();
+        let words = self.format.words();
+        if words == 8 {
+            let number = format!("{block} * 2u + 1u");
+            return e.module.load_words(self.words, 4, &number).ok_or_else(none);
+        }
+        let mut word = |i: usize| match i < words {
+            true => e
+                .module
+                .load_words(self.words, 1, &format!("{block} * {words}u + {i}u")),
+            false => Some("0u".to_owned()),
+        };
+        let loaded: Option<Vec<String>> = (4..8).map(&mut word).collect();
+        Ok(format!("vec4<u32>({})", loaded.ok_or_else(none)?.join(", ")))
+    }
+
+    /// The scales of a block, as WGSL: one and zero, one and the minimum, or those of both halves.
+    pub(super) fn load_block_scales(&self, e: &mut Emitter, block: &str) -> Result<String, String> {
+        Ok(match self.format.scales() {
+            1 => {
+                let scale = e.load(self.scales, block)?;
+                format!("vec2<f32>({scale}, 0.0)")
+            }
+            _ => {
+                let first = e.load(self.scales, &format!("{block} * 2u"))?;
+                let second = e.load(self.scales, &format!("{block} * 2u + 1u"))?;
+                format!("vec2<f32>({first}, {second})")
+            }
+        })
+    }
+
+    /// Whether blocks have more than four words.
+    pub(super) fn has_high(&self) -> bool {
+        self.format.words() > 4
+    }
+
+    /// Whether the sum of a block needs the sums of the row's terms.
+    pub(super) fn is_summed(&self) -> bool {
+        self.format.has_minimum() || matches!(self.format, BlockFormat::Q8_0 | BlockFormat::Q4_0)
+    }
+
+    /// The vector `number` of the eight of a block, with the bias that [`Packed::scaled_block`] subtracts, as WGSL.
+    pub(super) fn expand_block(&self) -> String {
+        match self.format {
+            BlockFormat::Q8_0 => "q8_0_plus_384(select(low[number % 4u], high[number % 4u], number >= 4u))".into(),
+            BlockFormat::Q4_0 | BlockFormat::Q4_1 => "four_bits_plus_16(low[number % 4u] >> (number / 4u * 4u))".into(),
+            BlockFormat::Q5_0 | BlockFormat::Q5_1 => format!(
+                "five_bits_to_f32x4(low[number % 4u], high.x >> (number % 4u), number / 4u, {}.0)",
+                self.format.offset()
+            ),
+            BlockFormat::Q6 => {
+                "six_bits_to_f32x4(low[number % 4u], high[number % 2u] >> (number % 4u / 2u * 2u), number / 4u)".into()
+            }
+        }
+    }
+
+    /// The sum of a block, as WGSL: of its `scales`, the sums of both `halves`, and the sums of the row's `terms` of both halves.
+    pub(super) fn scaled_block(&self) -> String {
+        let (both, terms) = ("(halves.x + halves.y)", "(terms.x + terms.y)");
+        match self.format {
+            BlockFormat::Q8_0 => format!("scales.x * fma(-384.0, {terms}, {both})"),
+            BlockFormat::Q4_0 => format!("scales.x * fma(-24.0, {terms}, {both})"),
+            BlockFormat::Q4_1 => format!("fma(scales.x, fma(-16.0, {terms}, {both}), scales.y * {terms})"),
+            BlockFormat::Q5_0 => format!("scales.x * {both}"),
+            BlockFormat::Q5_1 => format!("fma(scales.x, {both}, scales.y * {terms})"),
+            BlockFormat::Q6 => "fma(scales.x, halves.x, scales.y * halves.y)".into(),
+        }
+    }
+
     /// Four neighbouring terms, from one on whose number in the matrix is a multiple of four, as WGSL.
     pub(super) fn load_vector(&self, e: &mut Emitter, number: &str) -> Result<String, String> {
         let number = e.bind(number)?;

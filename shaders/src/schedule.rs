@@ -15,6 +15,8 @@ const KERNELS: &[(&str, &[&str])] = &[
     ("matmul_rows.v2", &["lanes", "split_k"]),
     // Columns of a thread.
     ("matmul_rows_wide.v2", &["columns", "split_k"]),
+    // Columns of a thread, and tiles of a workgroup.
+    ("matmul_rows_staged.v1", &["columns", "tiles", "split_k"]),
     // Rows, columns and terms of a workgroup's step; rows and columns of a subgroup; subgroups that share the terms of a step; steps
     // that are prefetched; parts of the summed dimension; blocks behind the last whole wave, and their parts.
     (

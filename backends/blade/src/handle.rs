@@ -67,6 +67,7 @@ impl Handle {
             let listed = Features {
                 subgroup_size: self.limits.uniform_subgroup_size,
                 exact_f16: self.gpu.attempt(|context| context.capabilities().shader_float16) == Ok(true),
+                workgroup_bytes: self.limits.workgroup_bytes,
             };
             host::test_features(self, listed)
         })

@@ -30,6 +30,8 @@ pub(crate) struct Limits {
     pub(crate) uniform_subgroup_size: Option<u32>,
     /// Multiprocessors, as NVIDIA's driver counts them, if it does.
     pub(crate) multiprocessors: Option<u32>,
+    /// Bytes of shared memory of a workgroup; 0 if that is not known.
+    pub(crate) workgroup_bytes: u32,
     /// Whether the GPU has memory of its own, if known.
     pub(crate) discrete: Option<bool>,
 }
@@ -42,6 +44,7 @@ impl Default for Limits {
             subgroup_size: None,
             uniform_subgroup_size: None,
             multiprocessors: None,
+            workgroup_bytes: 0,
             discrete: None,
         }
     }
@@ -255,6 +258,7 @@ fn describe(instance: &ash::Instance, device: ash::vk::PhysicalDevice) -> Probed
             subgroup_size: Some(subgroup.subgroup_size).filter(|&size| size > 0),
             uniform_subgroup_size: uniform_subgroup_size.flatten(),
             multiprocessors,
+            workgroup_bytes: driver.max_compute_shared_memory_size,
             discrete: Some(properties.device_type == vk::PhysicalDeviceType::DISCRETE_GPU),
         },
     }

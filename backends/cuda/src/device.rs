@@ -34,6 +34,8 @@ impl CudaDevice {
     const FEATURES: Features = Features {
         subgroup_size: Some(WARP),
         exact_f16: false,
+        // Of a kernel that asks for no more than is always there.
+        workgroup_bytes: 48 << 10,
     };
 
     pub(crate) fn new(handle: Handle, wanted: Wanted) -> Self {

@@ -57,6 +57,7 @@ where
                 },
                 test_f16,
             ),
+        workgroup_bytes: listed.workgroup_bytes,
     }
 }
 
@@ -138,6 +139,7 @@ mod tests {
     const ALL: Features = Features {
         subgroup_size: Some(32),
         exact_f16: true,
+        workgroup_bytes: 0,
     };
 
     /// What is chosen of all features where results are right but for a change.

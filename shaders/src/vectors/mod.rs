@@ -4,6 +4,7 @@
 //! A workgroup has some columns of some threads each, its *lanes*, which share the sum of the column; neighbouring
 //! threads read neighbours in memory. Where there are too few columns for a device, sums are cut into parts.
 
+mod staged;
 mod wide;
 
 use super::body::{Body, Id};
@@ -18,6 +19,7 @@ use super::rows::Rows;
 use super::schedule::Schedule;
 use super::template::Template;
 use super::variants::scheduled;
+use staged::Staged;
 use wide::Wide;
 
 /// Most rows.
@@ -129,7 +131,8 @@ pub(super) struct Vectors<'a> {
     sizes: Sizes,
     lanes: usize,
     parts: usize,
-    /// The launch by vectors of terms, where there are such.
+    /// The launch for a large matrix, or the one by vectors of terms, where there are such.
+    staged: Option<Staged<'a>>,
     wide: Option<Wide<'a>>,
     shared: Option<Shared>,
 }
@@ -143,22 +146,18 @@ impl<'a> Vectors<'a> {
         }
         let lanes = Vectors::usual_lanes(contraction);
         let parts = Vectors::usual_parts(&sizes, lanes);
-        let vectors = Vectors::of(contraction, total, lanes, parts);
+        let limited = Vectors::limited(&sizes, total, lanes, parts);
         Some(Vectors {
-            wide: Wide::new(
-                contraction,
-                cx,
-                Vectors::limited(&sizes, total, lanes, parts),
-                None,
-                None,
-            ),
-            ..vectors
+            staged: Staged::new(contraction, cx, limited, None, None),
+            wide: Wide::new(contraction, cx, limited, None, None),
+            ..Vectors::of(contraction, total, lanes, parts)
         })
     }
 
     /// The launch whose workgroups share their sums; `None` where they cannot have both columns of each pair.
     fn shared(contraction: &'a dyn Contraction, cx: &CompileCx, shared: Shared) -> Option<Self> {
         let sizes = contraction.sizes();
+        let staged = Staged::new(contraction, cx, 1, None, Some(shared));
         let wide = Wide::new(contraction, cx, 1, None, Some(shared));
         let usual = Vectors::usual_lanes(contraction);
         // More lanes are fewer columns of a workgroup.
@@ -167,10 +166,11 @@ impl<'a> Vectors<'a> {
             .into_iter()
             .filter(|&lanes| lanes >= usual);
         let lanes = lanes.into_iter().find(fits);
-        if wide.is_none() && (lanes.is_none() || sizes.m > Vectors::most_rows(contraction)) {
+        if staged.is_none() && wide.is_none() && (lanes.is_none() || sizes.m > Vectors::most_rows(contraction)) {
             return None;
         }
         Some(Vectors {
+            staged,
             wide,
             shared: Some(shared),
             ..Vectors::of(contraction, 0, lanes.unwrap_or(usual), 1)
@@ -211,6 +211,12 @@ impl<'a> Vectors<'a> {
             let parts = Vectors::limited(&sizes, total, MAX_LANES, parts);
             for columns in wide::COLUMNS {
                 all.extend(
+                    Staged::new(contraction, cx, parts, Some(columns), None).map(|staged| Vectors {
+                        staged: Some(staged),
+                        ..Vectors::of(contraction, total, MAX_LANES, parts)
+                    }),
+                );
+                all.extend(
                     Wide::new(contraction, cx, parts, Some(columns), None).map(|wide| Vectors {
                         wide: Some(wide),
                         ..Vectors::of(contraction, total, MAX_LANES, parts)
@@ -229,6 +235,7 @@ impl<'a> Vectors<'a> {
             contraction,
             sizes,
             lanes,
+            staged: None,
             wide: None,
             shared: None,
             // Rounding their length up may leave fewer.
@@ -285,9 +292,10 @@ impl<'a> Vectors<'a> {
 
     /// How it computes the product.
     pub(super) fn schedule(&self) -> Schedule {
-        match &self.wide {
-            Some(wide) => wide.schedule(),
-            None => Schedule::of("matmul_rows")
+        match (&self.staged, &self.wide) {
+            (Some(staged), _) => staged.schedule(),
+            (None, Some(wide)) => wide.schedule(),
+            (None, None) => Schedule::of("matmul_rows")
                 .with("lanes", [self.lanes])
                 .with("split_k", [self.parts]),
         }
@@ -295,11 +303,18 @@ impl<'a> Vectors<'a> {
 
     /// Parts into which sums are cut.
     pub(super) fn parts(&self) -> usize {
-        self.wide.as_ref().map_or(self.parts, Wide::parts)
+        match (&self.staged, &self.wide) {
+            (Some(staged), _) => staged.parts(),
+            (None, Some(wide)) => wide.parts(),
+            (None, None) => self.parts,
+        }
     }
 
     /// A launch that gives each sum to a sink.
     pub(super) fn launch(&self, mut e: Emitter, sink: &Sink) -> Result<Launch, String> {
+        if let Some(staged) = &self.staged {
+            return staged.launch(e, sink);
+        }
         if let Some(wide) = &self.wide {
             return wide.launch(e, sink);
         }

@@ -78,6 +78,7 @@ impl Call {
         self.features = Features {
             subgroup_size: Some(32),
             exact_f16: true,
+            workgroup_bytes: 48 << 10,
         };
         self
     }
@@ -206,6 +207,8 @@ pub(crate) fn all() -> Vec<(String, Vec<Launch>)> {
     all.push(("split-k".into(), matmul([64, 10_496, 64])));
     all.push(("coop16-split-k".into(), matmul([16, 10_496, 256]).on(units(16, 32))));
     all.push(("one-subgroups".into(), matmul_bt([1, 576, 960]).with_features()));
+    all.push(("one-large".into(), matmul_bt([1, 4096, 28_672]).with_features()));
+    all.push(("four-large".into(), matmul_bt([4, 14_336, 4096]).with_features()));
     all.push(("four-subgroups".into(), matmul_bt([4, 576, 4096]).with_features()));
     for format in BlockFormat::ALL {
         let name = |kind: &str| format!("{kind}-{}", format!("{format:?}").to_lowercase().replace('_', "-"));
@@ -215,7 +218,8 @@ pub(crate) fn all() -> Vec<(String, Vec<Launch>)> {
         // Others read units in the same way, whatever their number.
         if matches!(format, BlockFormat::Q8_0 | BlockFormat::Q4_0 | BlockFormat::Q6) {
             all.push((name("three"), packed([3, 576, 960], format).with_features()));
-            all.push((name("one-long"), packed([1, 8192, 2048], format).with_features()));
+            all.push((name("one-long"), packed([1, 8192, 192], format).with_features()));
+            all.push((name("one-large"), packed([1, 4096, 28_672], format).with_features()));
         }
     }
     all.push(("cached-attention".into(), cached_attention(64, 4096)));

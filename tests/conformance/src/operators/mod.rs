@@ -1,6 +1,7 @@
 //! Every registered operator on its own samples.
 
 mod faults;
+mod large;
 mod special;
 
 use std::collections::BTreeSet;
@@ -98,6 +99,7 @@ pub(crate) fn cases(options: &Options) -> Vec<Case> {
         cases.extend(half_cases(op));
         cases.extend(faults::cases(op));
     }
+    cases.extend(large::cases(options));
     cases.extend(special::cases());
     cases
 }

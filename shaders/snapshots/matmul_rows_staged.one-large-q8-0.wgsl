@@ -1,0 +1,221 @@
+enable f16;
+var<storage, read_write> b0: array<f32>;
+var<storage, read> b1: array<vec4<u32>>;
+var<storage, read> b2: array<f16>;
+var<storage, read> b3: array<vec4<f32>>;
+// Matrix product of few rows with a large matrix whose columns lie along K, as for a token of a model of billions of parameters.
+//
+// A workgroup first stores the rows in shared memory (CHUNK units at a time), and then computes one TILE of columns after the other.
+// Each column has LANES threads. A thread loads COUNT units of COLUMNS columns before it waits for any of them. A unit is UNIT vectors
+// of four terms: a block of packed weights, or one vector of a plain matrix. An element of a row is read from shared memory once for
+// COLUMNS columns. Where there are few columns, K is cut into PARTS (split-K).
+//
+// Packed integers q become floats by bits of a mantissa: BIAS + q takes a shift, an "and" and an "or". The bias is subtracted once
+// for each block: sum(q x) = sum((BIAS + q) x) - BIAS sum(x), and sum(x) is computed once for all columns (SUMMED). The vector with
+// that sum keeps neighbouring lanes in different banks.
+//
+// Twin in the oracle: core/src/ops/matmul.rs, core/src/ops/quantized.rs.
+const BATCH: u32 = 1u;
+const M: u32 = 1u;
+const N: u32 = 28672u;
+const K: u32 = 4096u;
+// The schedule.
+const COLUMNS: u32 = 4u;
+const CHUNK: u32 = 128u;
+const UNIT: u32 = 8u;
+const STRIDE: u32 = 9u;
+const COUNT: u32 = 1u;
+const HALF: u32 = 0u;
+const THREADS: u32 = 256u;
+const LANES: u32 = 32u;
+const GROUPS: u32 = 8u;
+const TILE: u32 = 32u;
+const ACROSS: u32 = 896u;
+const UNITS: u32 = 128u;
+const ALL_UNITS: u32 = 128u;
+const SUMS: u32 = 4u;
+const ROW: u32 = 1152u;
+const CHUNK_VECTORS: u32 = 1024u;
+var<workgroup> staged: array<vec4<f32>, M * ROW>;
+// The vector `k` of a row.
+fn load_a(batch: u32, line: u32, k: u32) -> vec4<f32> {
+    let v8 = k * 4u;
+    return b3[(v8) / 4u];
+}
+// The first four words of the block `k` of a column, the words after them, and its scales.
+fn load_low(batch: u32, line: u32, k: u32) -> vec4<u32> {
+    let v1 = k * 32u;
+    let v2 = (line * 4096u + v1) / 32u;
+    return b1[v2 * 2u];
+}
+fn load_high(batch: u32, line: u32, k: u32) -> vec4<u32> {
+    let v6 = k * 32u;
+    let v7 = (line * 4096u + v6) / 32u;
+    return b1[v7 * 2u + 1u];
+}
+fn load_scales(batch: u32, line: u32, k: u32) -> vec2<f32> {
+    let v3 = k * 32u;
+    let v4 = (line * 4096u + v3) / 32u;
+    let v5 = f32(b2[v4]);
+    return vec2<f32>(v5, 0.0);
+}
+// A vector of a block, with the bias.
+fn expand(low: vec4<u32>, high: vec4<u32>, number: u32) -> vec4<f32> {
+    return q8_0_plus_384(select(low[number % 4u], high[number % 4u], number >= 4u));
+}
+// The sum of a block: its scales, the sums of both halves with the bias, and the sums of the row's terms of both halves.
+fn scaled(scales: vec2<f32>, halves: vec2<f32>, terms: vec2<f32>) -> f32 {
+    return scales.x * fma(-384.0, (terms.x + terms.y), (halves.x + halves.y));
+}
+// A sum and four terms more.
+fn add_terms(sum: f32, x: vec4<f32>, y: vec4<f32>) -> f32 { return fma(x.w, y.w, fma(x.z, y.z, fma(x.y, y.y, fma(x.x, y.x, sum)))); }
+// The number of an element of the result.
+fn element_number(batch: u32, row: u32, column: u32) -> u32 { return (batch * M + row) * N + column; }
+// What becomes of a sum, or of a part of one.
+fn finish(part: u32, i: u32, product: f32) {
+    b0[i] = product;
+}
+// Backends that begin a launch before the one in front of it has ended wait for it here: what is read before, no launch writes.
+fn await_earlier_launches() {}
+@compute @workgroup_size(THREADS)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    let group_number = group.x;
+    let first_tile = group_number % ACROSS;
+    let batch = group_number / ACROSS % BATCH;
+    let part = group_number / (ACROSS * BATCH);
+    let slot = local % LANES;
+    let first_unit = part * UNITS;
+    let end = min(first_unit + UNITS, ALL_UNITS);
+    await_earlier_launches();
+    {
+        let tile = first_tile + 0u * ACROSS;
+        let column_0 = min(column_of(tile, 0u * GROUPS + local / LANES), N - 1u);
+        let column_1 = min(column_of(tile, 1u * GROUPS + local / LANES), N - 1u);
+        let column_2 = min(column_of(tile, 2u * GROUPS + local / LANES), N - 1u);
+        let column_3 = min(column_of(tile, 3u * GROUPS + local / LANES), N - 1u);
+        var sum_0 = 0.0;
+        var sum_1 = 0.0;
+        var sum_2 = 0.0;
+        var sum_3 = 0.0;
+        let chunk = first_unit;
+        {
+            let chunk_end = min(chunk + CHUNK, end);
+            for (var i = local; i < M * CHUNK_VECTORS; i += THREADS) {
+                let row = i / CHUNK_VECTORS;
+                let vector = i % CHUNK_VECTORS;
+                let found = min(chunk * UNIT + vector, K / 4u - 1u);
+                let x = load_a(batch, row, found);
+                staged[row * ROW + vector / UNIT * STRIDE + vector % UNIT] = x;
+            }
+            workgroupBarrier();
+            for (var i = local; i < M * CHUNK; i += THREADS) {
+                let at = i / CHUNK * ROW + i % CHUNK * STRIDE;
+                let low = staged[at] + staged[at + 1u] + (staged[at + 2u] + staged[at + 3u]);
+                let high = staged[at + 4u] + staged[at + 5u] + (staged[at + 6u] + staged[at + 7u]);
+                staged[at + UNIT] = vec4<f32>(low.x + low.y + (low.z + low.w), high.x + high.y + (high.z + high.w), 0.0, 0.0);
+            }
+            workgroupBarrier();
+            for (var k = chunk + slot; k < chunk_end; k += COUNT * LANES) {
+                let k_0 = min(k + 0u * LANES, chunk_end - 1u);
+                let low_0_0 = load_low(batch, column_0, k_0);
+                let high_0_0 = load_high(batch, column_0, k_0);
+                let scales_0_0 = load_scales(batch, column_0, k_0);
+                let low_0_1 = load_low(batch, column_1, k_0);
+                let high_0_1 = load_high(batch, column_1, k_0);
+                let scales_0_1 = load_scales(batch, column_1, k_0);
+                let low_0_2 = load_low(batch, column_2, k_0);
+                let high_0_2 = load_high(batch, column_2, k_0);
+                let scales_0_2 = load_scales(batch, column_2, k_0);
+                let low_0_3 = load_low(batch, column_3, k_0);
+                let high_0_3 = load_high(batch, column_3, k_0);
+                let scales_0_3 = load_scales(batch, column_3, k_0);
+                let at_0 = (k_0 - chunk) * STRIDE;
+                let is_inside_0 = k + 0u * LANES < chunk_end;
+                var terms_0_0 = vec2<f32>();
+                terms_0_0 = staged[0u * ROW + at_0 + UNIT].xy;
+                let x_0_0_0 = staged[0u * ROW + at_0 + 0u];
+                let x_0_0_1 = staged[0u * ROW + at_0 + 1u];
+                let x_0_0_2 = staged[0u * ROW + at_0 + 2u];
+                let x_0_0_3 = staged[0u * ROW + at_0 + 3u];
+                let x_0_0_4 = staged[0u * ROW + at_0 + 4u];
+                let x_0_0_5 = staged[0u * ROW + at_0 + 5u];
+                let x_0_0_6 = staged[0u * ROW + at_0 + 6u];
+                let x_0_0_7 = staged[0u * ROW + at_0 + 7u];
+                var lower_0_0 = 0.0;
+                var upper_0_0 = 0.0;
+                lower_0_0 = add_terms(lower_0_0, x_0_0_0, expand(low_0_0, high_0_0, 0u));
+                lower_0_0 = add_terms(lower_0_0, x_0_0_1, expand(low_0_0, high_0_0, 1u));
+                lower_0_0 = add_terms(lower_0_0, x_0_0_2, expand(low_0_0, high_0_0, 2u));
+                lower_0_0 = add_terms(lower_0_0, x_0_0_3, expand(low_0_0, high_0_0, 3u));
+                upper_0_0 = add_terms(upper_0_0, x_0_0_4, expand(low_0_0, high_0_0, 4u));
+                upper_0_0 = add_terms(upper_0_0, x_0_0_5, expand(low_0_0, high_0_0, 5u));
+                upper_0_0 = add_terms(upper_0_0, x_0_0_6, expand(low_0_0, high_0_0, 6u));
+                upper_0_0 = add_terms(upper_0_0, x_0_0_7, expand(low_0_0, high_0_0, 7u));
+                sum_0 += select(0.0, scaled(scales_0_0, vec2<f32>(lower_0_0, upper_0_0), terms_0_0), is_inside_0);
+                var lower_0_1 = 0.0;
+                var upper_0_1 = 0.0;
+                lower_0_1 = add_terms(lower_0_1, x_0_0_0, expand(low_0_1, high_0_1, 0u));
+                lower_0_1 = add_terms(lower_0_1, x_0_0_1, expand(low_0_1, high_0_1, 1u));
+                lower_0_1 = add_terms(lower_0_1, x_0_0_2, expand(low_0_1, high_0_1, 2u));
+                lower_0_1 = add_terms(lower_0_1, x_0_0_3, expand(low_0_1, high_0_1, 3u));
+                upper_0_1 = add_terms(upper_0_1, x_0_0_4, expand(low_0_1, high_0_1, 4u));
+                upper_0_1 = add_terms(upper_0_1, x_0_0_5, expand(low_0_1, high_0_1, 5u));
+                upper_0_1 = add_terms(upper_0_1, x_0_0_6, expand(low_0_1, high_0_1, 6u));
+                upper_0_1 = add_terms(upper_0_1, x_0_0_7, expand(low_0_1, high_0_1, 7u));
+                sum_1 += select(0.0, scaled(scales_0_1, vec2<f32>(lower_0_1, upper_0_1), terms_0_0), is_inside_0);
+                var lower_0_2 = 0.0;
+                var upper_0_2 = 0.0;
+                lower_0_2 = add_terms(lower_0_2, x_0_0_0, expand(low_0_2, high_0_2, 0u));
+                lower_0_2 = add_terms(lower_0_2, x_0_0_1, expand(low_0_2, high_0_2, 1u));
+                lower_0_2 = add_terms(lower_0_2, x_0_0_2, expand(low_0_2, high_0_2, 2u));
+                lower_0_2 = add_terms(lower_0_2, x_0_0_3, expand(low_0_2, high_0_2, 3u));
+                upper_0_2 = add_terms(upper_0_2, x_0_0_4, expand(low_0_2, high_0_2, 4u));
+                upper_0_2 = add_terms(upper_0_2, x_0_0_5, expand(low_0_2, high_0_2, 5u));
+                upper_0_2 = add_terms(upper_0_2, x_0_0_6, expand(low_0_2, high_0_2, 6u));
+                upper_0_2 = add_terms(upper_0_2, x_0_0_7, expand(low_0_2, high_0_2, 7u));
+                sum_2 += select(0.0, scaled(scales_0_2, vec2<f32>(lower_0_2, upper_0_2), terms_0_0), is_inside_0);
+                var lower_0_3 = 0.0;
+                var upper_0_3 = 0.0;
+                lower_0_3 = add_terms(lower_0_3, x_0_0_0, expand(low_0_3, high_0_3, 0u));
+                lower_0_3 = add_terms(lower_0_3, x_0_0_1, expand(low_0_3, high_0_3, 1u));
+                lower_0_3 = add_terms(lower_0_3, x_0_0_2, expand(low_0_3, high_0_3, 2u));
+                lower_0_3 = add_terms(lower_0_3, x_0_0_3, expand(low_0_3, high_0_3, 3u));
+                upper_0_3 = add_terms(upper_0_3, x_0_0_4, expand(low_0_3, high_0_3, 4u));
+                upper_0_3 = add_terms(upper_0_3, x_0_0_5, expand(low_0_3, high_0_3, 5u));
+                upper_0_3 = add_terms(upper_0_3, x_0_0_6, expand(low_0_3, high_0_3, 6u));
+                upper_0_3 = add_terms(upper_0_3, x_0_0_7, expand(low_0_3, high_0_3, 7u));
+                sum_3 += select(0.0, scaled(scales_0_3, vec2<f32>(lower_0_3, upper_0_3), terms_0_0), is_inside_0);
+            }
+        }
+        let all_0 = subgroupAdd(sum_0);
+        let all_1 = subgroupAdd(sum_1);
+        let all_2 = subgroupAdd(sum_2);
+        let all_3 = subgroupAdd(sum_3);
+        // Lane `t` of a column finishes the sum `t`.
+        var own_sum = all_0;
+        own_sum = select(own_sum, all_1, slot == 1u);
+        own_sum = select(own_sum, all_2, slot == 2u);
+        own_sum = select(own_sum, all_3, slot == 3u);
+        let own_number = slot % COLUMNS * GROUPS + local / LANES;
+        if (slot < SUMS && column_of(tile, own_number) < N) {
+            finish(part, element_number(batch, slot / COLUMNS, column_of(tile, own_number)), own_sum);
+        }
+    }
+}
+// Four integers of Q8_0 in a word, in two's complement, each plus 384: those of 0 to 255 plus 256.
+fn q8_0_plus_384(word: u32) -> vec4<f32> {
+    let bytes = word ^ 0x80808080u;
+    let bits = vec4<u32>(bytes << 15u, bytes << 7u, bytes >> 1u, bytes >> 9u);
+    return bitcast<vec4<f32>>((bits & vec4<u32>(0x007f8000u)) | vec4<u32>(0x43800000u));
+}
+// The columns of a workgroup, for matmuls of few rows whose epilogues may read other sums than the one at hand. A kernel that calls
+// these declares N, TILE, the columns of a workgroup, HALF, the columns between the two of a pair that is rotated, or 0, and
+// `products` in memory of the workgroup: all its sums, row by row.
+// A column by its number in the workgroup. Of columns that are rotated, the first ones of pairs come before the second ones.
+fn column_of(tile: u32, number: u32) -> u32 {
+    const PAIRS: u32 = TILE / 2u;
+    const SOME_HALF: u32 = max(HALF, 1u);
+    let pair = tile * PAIRS + number % PAIRS;
+    let rotated = pair / SOME_HALF * (2u * HALF) + number / PAIRS * HALF + pair % SOME_HALF;
+    return select(tile * TILE + number, rotated, HALF > 0u);
+}

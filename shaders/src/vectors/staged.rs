@@ -1,0 +1,242 @@
+//! Contractions of few rows with a large matrix, as of models of billions of parameters: rows are in shared memory, and each element of a
+//! row is read from there once for several columns.
+
+use meganeura_core::quantization::BLOCK;
+
+use super::super::contraction::{Contraction, Sizes};
+use super::super::emit::Emitter;
+use super::super::epilogue::Sink;
+use super::super::files;
+use super::super::kernel::{CompileCx, Launch};
+use super::super::packed::Packed;
+use super::super::schedule::Schedule;
+use super::super::template::Template;
+use super::{Shared, THREADS};
+
+/// Terms of a vector.
+const WIDTH: usize = 4;
+/// Threads that share the sum of a column.
+const LANES: usize = 32;
+/// Columns of a tile for each column of a thread.
+const GROUPS: usize = THREADS / LANES;
+/// Columns of a thread, the most first.
+pub(super) const COLUMNS: [usize; 3] = [4, 2, 1];
+/// Maximum number of sums of a thread.
+const MAX_SUMS: usize = 16;
+/// Minimum number of terms of a part: for fewer, storing the rows takes longer than it saves.
+const MIN_LENGTH: usize = 2048;
+/// Minimum number of elements of the matrix.
+const MIN_ELEMENTS: usize = 1 << 21;
+/// Words of the matrix that a thread has in flight.
+const LOADED_WORDS: usize = 32;
+/// Workgroups from which on a device has enough to do, and up to which further ones are worth storing the rows once more.
+const ENOUGH_GROUPS: usize = 224;
+const MANY_GROUPS: usize = 896;
+/// Maximum number of tiles of a workgroup.
+const MAX_TILES: usize = 4;
+/// Bytes of shared memory for sums.
+const OTHER_BYTES: usize = 4096;
+
+/// A launch of such a product.
+pub(crate) struct Staged<'a> {
+    contraction: &'a dyn Contraction,
+    sizes: Sizes,
+    packed: Option<Packed>,
+    subgroups: bool,
+    columns: usize,
+    tiles: usize,
+    parts: usize,
+    /// Terms of a part.
+    length: usize,
+    /// Units of a row in shared memory.
+    chunk: usize,
+    shared: Option<Shared>,
+}
+
+impl<'a> Staged<'a> {
+    /// The launch with so many columns of a thread, or as many as the number of workgroups allows; `None` for operands or sizes that
+    /// other kernels compute.
+    pub(super) fn new(
+        contraction: &'a dyn Contraction,
+        cx: &CompileCx,
+        parts: usize,
+        columns: Option<usize>,
+        shared: Option<Shared>,
+    ) -> Option<Self> {
+        let sizes = contraction.sizes();
+        let Sizes { batch, m, n, k } = sizes;
+        let has_vectors = |operand| {
+            let stored = contraction.stored(operand).filter(|_| contraction.is_along_k(operand));
+            stored.is_some_and(|stored| cx.has_vectors(stored))
+        };
+        let packed = contraction.packed(1).filter(|_| contraction.is_along_k(1));
+        let terms = if packed.is_some() { BLOCK } else { WIDTH };
+        let length = k.div_ceil(parts.max(1)).next_multiple_of(terms);
+        let is_computed = contraction.stored(0).is_none();
+        let loads = (packed.is_some() || has_vectors(1)) && (is_computed || has_vectors(0));
+        let is_large = n * k >= MIN_ELEMENTS && length >= MIN_LENGTH;
+        if k == 0 || !k.is_multiple_of(terms) || !loads || !is_large {
+            return None;
+        }
+        let stride = if packed.is_some() { BLOCK / WIDTH + 1 } else { 1 };
+        let chunk = chunk(length / terms, stride * 4 * WIDTH * m, cx.features.workgroup_bytes())?;
+        let tile_fits = |columns| shared.is_none_or(|shared| shared.fits(columns * GROUPS, n));
+        let groups = |columns: usize| batch * parts * n.div_ceil(columns * GROUPS);
+        let mut fitting = COLUMNS
+            .into_iter()
+            .filter(|&columns| m * columns <= MAX_SUMS && tile_fits(columns));
+        let columns = fitting.find(|&fitting| match columns {
+            Some(columns) => fitting == columns,
+            None => fitting == 1 || groups(fitting) >= ENOUGH_GROUPS,
+        })?;
+        // Rows in several chunks would be stored once more for each tile.
+        let tiles = match shared.is_some() || chunk * terms < length {
+            true => 1,
+            false => (groups(columns) / MANY_GROUPS).clamp(1, MAX_TILES),
+        };
+        Some(Staged {
+            contraction,
+            sizes,
+            packed,
+            subgroups: cx.features.subgroup_size == Some(LANES as u32),
+            columns,
+            tiles,
+            parts: k.div_ceil(length),
+            length,
+            chunk,
+            shared,
+        })
+    }
+
+    /// How it computes the product.
+    pub(crate) fn schedule(&self) -> Schedule {
+        Schedule::of("matmul_rows_staged")
+            .with("columns", [self.columns])
+            .with("tiles", [self.tiles])
+            .with("split_k", [self.parts])
+    }
+
+    pub(crate) fn parts(&self) -> usize {
+        self.parts
+    }
+
+    /// A launch that gives each sum to a sink.
+    pub(super) fn launch(&self, mut e: Emitter, sink: &Sink) -> Result<Launch, String> {
+        let Sizes { batch, m, n, k } = self.sizes;
+        let before = std::mem::take(&mut e.code);
+        let template = Shared::tell(self.shared, sink.finish(Template::new(files::MATMUL_ROWS_STAGED)));
+        let is_computed = self.contraction.stored(0).is_none();
+        let mut template = self
+            .contraction
+            .element_number(&mut e, template)?
+            .insert("before", before)
+            .sizes([("BATCH", batch), ("M", m), ("N", n), ("K", k)])
+            .sizes([("COLUMNS", self.columns), ("TILES", self.tiles)])
+            .sizes([("PARTS", self.parts), ("LENGTH", self.length)])
+            .sizes([("CHUNK", self.chunk), ("COUNT", self.count())])
+            .sizes([("THREADS", THREADS), ("LANES", LANES)])
+            .flag("COMPUTED", is_computed)
+            .flag("SUBGROUPS", self.subgroups && m * self.columns <= LANES);
+        template = match self.packed {
+            Some(packed) => self.packed_loads(&mut e, template, packed)?,
+            None => {
+                let (b, b_value) = self.vector(&mut e, 1)?;
+                template.returns("load_b", &b, &b_value)
+            }
+        };
+        template = match is_computed {
+            true => {
+                let (a, value) = e.block(|e| self.contraction.load(e, 0, "line", "k"))?;
+                template
+                    .returns("compute_a", &a, &value)
+                    .returns("load_a", "", "vec4<f32>()")
+            }
+            false => {
+                let (a, value) = self.vector(&mut e, 0)?;
+                template.returns("load_a", &a, &value)
+            }
+        };
+        let tiles = n.div_ceil(self.columns * GROUPS);
+        e.module
+            .finish_template(template, tiles.div_ceil(self.tiles) * batch * self.parts)
+    }
+
+    /// Units of a column that a thread loads together.
+    fn count(&self) -> usize {
+        let words = self.packed.map_or(WIDTH, |packed| packed.format.words());
+        let own = self.chunk.div_ceil(LANES);
+        (LOADED_WORDS / words / self.columns).clamp(1, own)
+    }
+
+    /// Gives the kernel file the blocks of a packed matrix, their scales, and how they are expanded and added up.
+    fn packed_loads(&self, e: &mut Emitter, template: Template, packed: Packed) -> Result<Template, String> {
+        let block = |e: &mut Emitter| {
+            let first = e.bind(&format!("k * {BLOCK}u"))?;
+            let found = self.contraction.number_of(e, 1, "line", &first)?;
+            e.bind(&format!("({}) / {BLOCK}u", found.number))
+        };
+        let (low, low_value) = e.block(|e| {
+            let block = block(e)?;
+            packed.load_block_low(e, &block)
+        })?;
+        let (scales, scales_value) = e.block(|e| {
+            let block = block(e)?;
+            packed.load_block_scales(e, &block)
+        })?;
+        let mut template = template
+            .flag("PACKED", true)
+            .flag("SUMMED", packed.is_summed())
+            .flag("HIGH", packed.has_high())
+            .sizes([("UNIT", BLOCK / WIDTH), ("STRIDE", BLOCK / WIDTH + 1)])
+            .returns("load_low", &low, &low_value)
+            .returns("load_scales", &scales, &scales_value)
+            .returns("expand", "", &packed.expand_block())
+            .returns("scaled", "", &packed.scaled_block());
+        if packed.has_high() {
+            let (high, high_value) = e.block(|e| {
+                let block = block(e)?;
+                packed.load_block_high(e, &block)
+            })?;
+            template = template.returns("load_high", &high, &high_value);
+        }
+        Ok(template)
+    }
+
+    /// Statements that load the vector `k` of a line of an operand, and its value.
+    fn vector(&self, e: &mut Emitter, operand: usize) -> Result<(String, String), String> {
+        let (code, found) = e.block(|e| {
+            let first = e.bind(&format!("k * {WIDTH}u"))?;
+            self.contraction.number_of(e, operand, "line", &first)
+        })?;
+        let stored = self.contraction.stored(operand);
+        let vector = stored.and_then(|stored| e.module.load_vector(stored, &found.vector()));
+        let vector = vector.ok_or("an operand of a contraction is not read by vectors")?;
+        Ok((code, found.guarded("vec4<f32>", vector, None)))
+    }
+}
+
+/// Units of a row in shared memory at a time, of `bytes` each: all, or equal chunks that are multiples of the lanes; `None` if not even
+/// one unit for each lane fits.
+fn chunk(units: usize, bytes: usize, workgroup_bytes: usize) -> Option<usize> {
+    let most = workgroup_bytes.saturating_sub(OTHER_BYTES) / bytes;
+    if units <= most {
+        return Some(units);
+    }
+    let chunks = (2..=units).find(|chunks| units.div_ceil(*chunks).next_multiple_of(LANES) <= most)?;
+    Some(units.div_ceil(chunks).next_multiple_of(LANES))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::chunk;
+
+    #[test]
+    fn rows_are_cut_into_chunks_of_about_the_same_size() {
+        assert_eq!(chunk(128, 144, 32 << 10), Some(128));
+        assert_eq!(chunk(448, 144, 32 << 10), Some(160));
+        assert_eq!(chunk(448, 144, 48 << 10), Some(224));
+        assert_eq!(chunk(128, 144, 16 << 10), Some(64));
+        assert_eq!(chunk(1024, 16, 16 << 10), Some(512));
+        assert_eq!(chunk(64, 144 * 16, 16 << 10), None);
+    }
+}

@@ -1,0 +1,56 @@
+//! Matrices with the dimensions of large language models: kernels choose other ways for them than for those of samples.
+
+use meganeura_core::attrs::Attrs;
+use meganeura_core::ops::sample::{Fill, Sample, SampleInput};
+use meganeura_core::quantization::{BLOCK, BlockFormat};
+use meganeura_core::{DType, registry};
+
+use crate::options::Options;
+use crate::runner::{Case, SharedDevice};
+
+/// Rows, terms and columns. 14,336 is the hidden size of a model of 8B parameters, and 128,256 its vocabulary.
+const SHAPES: [[usize; 3]; 5] = [
+    [1, 14_336, 150],
+    [3, 14_336, 150],
+    [1, 4096, 1030],
+    [8, 2048, 1100],
+    [1, 32, 128_256],
+];
+
+fn samples() -> Vec<(&'static str, Sample)> {
+    let mut samples = Vec::new();
+    for [m, k, n] in SHAPES {
+        let x = SampleInput::f32(&[m, k]);
+        let label = |of: &str| format!("[{m}, {k}] by [{n}, {k}] of {of}");
+        for format in BlockFormat::ALL {
+            let blocks = k / BLOCK;
+            let words = SampleInput::below(&[n, blocks * format.words()], u32::MAX as usize);
+            let scales = SampleInput::filled(DType::F16, &[n, blocks * format.scales()], Fill::Below(60));
+            let inputs = vec![x.clone(), words, scales];
+            let sample = Sample::new(label(&format!("{format:?}")), inputs, Attrs::new());
+            samples.push(("core.quantized_matmul", sample));
+        }
+        let halves = SampleInput::filled(DType::F16, &[n, k], Fill::Below(200));
+        let sample = Sample::new(label("f16"), vec![x.clone(), halves], Attrs::new());
+        samples.push(("core.quantized_matmul", sample));
+        let attrs = Attrs::new().with("transpose_a", false).with("transpose_b", true);
+        let sample = Sample::new(label("f32"), vec![x, SampleInput::f32(&[n, k])], attrs);
+        samples.push(("core.matmul", sample));
+    }
+    samples
+}
+
+pub(crate) fn cases(options: &Options) -> Vec<Case> {
+    let case = |(name, sample): (&'static str, Sample)| {
+        let op = registry::ops().into_iter().find(|op| op.name() == name)?;
+        let built = super::build(op, &sample, 1, DType::F32);
+        // Few of these cases say as much as many small ones.
+        if super::work(&built.graph) > 5 * options.max_work {
+            return None;
+        }
+        let tolerance = sample.tolerance;
+        let run = move |device: &SharedDevice| super::forward(device, op, &built, tolerance);
+        Some(Case::new(format!("{name}/large/{}", sample.label), run))
+    };
+    samples().into_iter().filter_map(case).collect()
+}
