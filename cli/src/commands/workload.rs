@@ -39,6 +39,10 @@ pub(crate) struct ModelOptions {
     #[arg(long, value_name = "f32|f16", requires = "cache", value_parser = cache_type, default_value = "f32")]
     pub(super) cache_type: CacheType,
 
+    /// Number of layers of language models with a cache [default: all]
+    #[arg(long, value_name = "N", requires = "cache", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(super) layers: Option<u32>,
+
     #[command(flatten)]
     pub(super) dims: DimOptions,
 
@@ -145,6 +149,15 @@ impl ModelOptions {
                 "{} sequences of {cached} cached tokens and {rows} more do not fit caches of {capacity} rows; raise --cache",
                 self.sequences
             ));
+        }
+        if let Some(layers) = self.layers {
+            if layers as usize > config.layers {
+                return Err(format!(
+                    "'{}' has {} layers, --layers {layers} asks for more",
+                    model.name, config.layers
+                ));
+            }
+            config.layers = layers as usize;
         }
         config.weights = self.weights.into();
         config.cache_type = self.cache_type;

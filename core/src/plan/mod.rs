@@ -109,6 +109,19 @@ impl Dispatch {
         call_title(&self.kernel.name, &self.attrs)
     }
 
+    /// Bytes of what it reads and writes, each buffer once.
+    pub fn operand_bytes(&self) -> u64 {
+        let mut seen: Vec<BufferRef> = Vec::new();
+        let mut bytes = 0;
+        for operand in self.inputs.iter().chain(&self.outputs) {
+            if !seen.contains(&operand.buffer) {
+                seen.push(operand.buffer);
+                bytes += operand.ty.bytes() as u64;
+            }
+        }
+        bytes
+    }
+
     /// Types of what it reads, and of what it writes.
     pub fn types(&self) -> [Vec<TensorType>; 2] {
         [&self.inputs, &self.outputs].map(|operands| operands.iter().map(|o| o.ty.clone()).collect())

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::Session;
 use crate::backend::{Executable, PassTiming};
+use crate::plan::Dispatch;
 use crate::profiler::{self, DeviceTrack};
 
 /// Times of equal passes together.
@@ -18,6 +19,8 @@ pub struct TimingRow {
     pub count: usize,
     /// Time of all its runs.
     pub total: Duration,
+    /// Bytes of the operands of all its runs. Of a large operand a kernel may read only a part, such as the filled rows of a cache.
+    pub bytes: u64,
 }
 
 /// Measured times, the costliest passes first; displays as a table.
@@ -28,7 +31,8 @@ pub struct Timings {
 }
 
 impl Timings {
-    fn of(passes: Vec<PassTiming>) -> Self {
+    /// Adds up equal passes. `bytes` are those of the operands of a dispatch.
+    fn of(passes: Vec<PassTiming>, bytes: impl Fn(u32) -> u64) -> Self {
         let mut rows: Vec<TimingRow> = Vec::new();
         let mut known: HashMap<Arc<str>, usize> = HashMap::new();
         for pass in passes {
@@ -37,11 +41,13 @@ impl Timings {
                     label: pass.label.to_string(),
                     count: 0,
                     total: Duration::ZERO,
+                    bytes: 0,
                 });
                 rows.len() - 1
             });
             rows[at].count += 1;
             rows[at].total += pass.duration;
+            rows[at].bytes += pass.dispatches.iter().map(|&dispatch| bytes(dispatch)).sum::<u64>();
         }
         rows.sort_by_key(|row| std::cmp::Reverse(row.total));
         Timings { rows }
@@ -53,17 +59,19 @@ impl fmt::Display for Timings {
         let all: Duration = self.rows.iter().map(|r| r.total).sum();
         writeln!(
             f,
-            "{:>10} {:>6} {:>8} {:>10}  pass",
-            "total ms", "share", "count", "mean us"
+            "{:>10} {:>6} {:>8} {:>10} {:>9} {:>7}  pass",
+            "total ms", "share", "count", "mean us", "mean MB", "GB/s"
         )?;
         for row in &self.rows {
             writeln!(
                 f,
-                "{:>10.3} {:>5.1}% {:>8} {:>10.2}  {}",
+                "{:>10.3} {:>5.1}% {:>8} {:>10.2} {:>9.3} {:>7.0}  {}",
                 row.total.as_secs_f64() * 1e3,
                 100.0 * row.total.as_secs_f64() / all.as_secs_f64().max(f64::MIN_POSITIVE),
                 row.count,
                 row.total.as_secs_f64() * 1e6 / row.count as f64,
+                row.bytes as f64 * 1e-6 / row.count as f64,
+                row.bytes as f64 * 1e-9 / row.total.as_secs_f64().max(f64::MIN_POSITIVE),
                 row.label
             )?;
         }
@@ -83,7 +91,9 @@ impl Session {
     /// Times measured since the last call, equal passes together.
     pub fn take_timings(&mut self) -> Timings {
         self.collect_passes();
-        Timings::of(std::mem::take(&mut self.passes))
+        let dispatches = &self.plan.dispatches;
+        let bytes = |dispatch: u32| dispatches.get(dispatch as usize).map_or(0, Dispatch::operand_bytes);
+        Timings::of(std::mem::take(&mut self.passes), bytes)
     }
 
     /// Prints [`Session::take_timings`] to standard error.
@@ -154,7 +164,7 @@ mod tests {
     #[test]
     fn equal_passes_are_added_and_the_costliest_comes_first() {
         let pass = |label: &str, us| PassTiming::new(label, Duration::from_micros(us));
-        let timings = Timings::of(vec![pass("a", 10), pass("b", 50), pass("a", 20)]);
+        let timings = Timings::of(vec![pass("a", 10), pass("b", 50), pass("a", 20)], |_| 0);
         let rows: Vec<(&str, usize)> = timings.rows.iter().map(|r| (r.label.as_str(), r.count)).collect();
         assert_eq!(rows, [("b", 1), ("a", 2)]);
         let text = timings.to_string();

@@ -120,6 +120,24 @@ pub const PRESETS: &[Preset] = &[
         rows: 128,
         kind: Kind::Language(LlamaConfig::smollm2_1_7b),
     },
+    Preset {
+        name: "llama3-8b",
+        about: "language model of the Llama family: 32 blocks of 4096, 128,256 tokens",
+        rows: 128,
+        kind: Kind::Language(LlamaConfig::llama3_8b),
+    },
+    Preset {
+        name: "qwen3-8b",
+        about: "language model of the Qwen 3 family: 36 blocks of 4096, 151,936 tokens",
+        rows: 128,
+        kind: Kind::Language(LlamaConfig::qwen3_8b),
+    },
+    Preset {
+        name: "llama3-70b",
+        about: "language model of the Llama family: 80 blocks of 8192, 128,256 tokens; see --layers",
+        rows: 128,
+        kind: Kind::Language(LlamaConfig::llama3_70b),
+    },
 ];
 
 /// The preset of that name.

@@ -212,6 +212,45 @@ impl LlamaConfig {
         }
     }
 
+    /// Llama-3-8B: 32 blocks of 4096 features with 32 heads and 8 key-value heads, 128,256 tokens.
+    pub fn llama3_8b() -> Self {
+        LlamaConfig {
+            dim: 4096,
+            layers: 32,
+            heads: 32,
+            kv_heads: 8,
+            hidden: 14_336,
+            rope_theta: 500_000.0,
+            tied_embeddings: false,
+            ..LlamaConfig::small(128_256)
+        }
+    }
+
+    /// Llama-3-70B: 80 blocks of 8192 features with 64 heads and 8 key-value heads, 128,256 tokens.
+    pub fn llama3_70b() -> Self {
+        LlamaConfig {
+            dim: 8192,
+            layers: 80,
+            heads: 64,
+            hidden: 28_672,
+            ..LlamaConfig::llama3_8b()
+        }
+    }
+
+    /// Qwen3-8B: 36 blocks of 4096 features with 32 heads of 128 and 8 key-value heads, 151,936 tokens.
+    pub fn qwen3_8b() -> Self {
+        LlamaConfig {
+            layers: 36,
+            hidden: 12_288,
+            head_dim: Some(128),
+            qk_norm: QkNorm::PerHead,
+            rope_theta: 1_000_000.0,
+            eps: 1e-6,
+            vocab: 151_936,
+            ..LlamaConfig::llama3_8b()
+        }
+    }
+
     /// Features of a head.
     pub fn head_dim(&self) -> usize {
         self.head_dim.unwrap_or(self.dim / self.heads.max(1))
