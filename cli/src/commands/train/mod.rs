@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::ValueEnum;
-use meganeura::nn::data::{Augmentation, Dataset};
+use meganeura::nn::data::{Augmentation, Dataset, Remainder};
 use meganeura::nn::model::{Architecture, Loss, Model as Trained, Task};
 use meganeura::nn::trainer::{Evaluation, OptimizerChoice, TrainConfig, TrainReport, Trainer};
 use serde_json::{Value, json};
@@ -268,7 +268,15 @@ fn train(args: &Args, ranks: &Ranks) -> Outcome {
     if config.batch_size == 0 {
         return Err("--batch 0: a batch has at least one example".into());
     }
-    let loss = args.loss(&loaded.task)?;
+    let mut loss = args.loss(&loaded.task)?;
+    if !train.len().is_multiple_of(config.batch_size) {
+        // The last batch has fewer examples, whose weights take an input of the graph.
+        config.remainder = Remainder::Keep;
+        loss = match loss {
+            Loss::Regression => Loss::WeightedRegression,
+            _ => Loss::SoftClasses,
+        };
+    }
     let shape = train.feature_shape().to_vec();
     config.check_ranks()?;
     let (architecture, graph) = match &imported {

@@ -348,6 +348,13 @@ fn introduce(args: &Args, trainer: &Trainer, train: &Dataset, tokens: usize, row
         trainer.session().device().capabilities().name,
         train.len(),
     ))?;
+    let batch = trainer.config().batch_size;
+    let left_out = train.len() % batch;
+    if left_out > 0 {
+        line(format_args!(
+            "{left_out} examples do not fill a batch of {batch}; each epoch leaves out {left_out}, chosen at random"
+        ))?;
+    }
     introduce_plan(trainer)
 }
 
