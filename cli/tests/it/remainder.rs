@@ -90,3 +90,10 @@ fn pieces_of_text_that_are_left_out_are_counted() {
         "{out}"
     );
 }
+
+#[test]
+fn numbers_that_are_not_known_are_not_printed() {
+    let (output, out, err) = run(&mut meganeura(&["train", "digits", "--epochs", "0", "--device", "cpu"]));
+    assert!(output.status.success(), "{err}");
+    assert!(!out.contains("NaN") && !out.contains("train loss"), "{out}");
+}
