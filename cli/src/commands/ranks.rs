@@ -133,7 +133,7 @@ mod tests {
             let graph = architecture.training_graph(4, Loss::Classes).expect("builds");
             differences(&graph)
         };
-        let mut plain = Architecture::mlp(&[8], 3);
+        let mut plain = Architecture::mlp([8], 3);
         assert_eq!(differences(plain.clone()), "dropout masks");
         if let Architecture::Mlp { dropout, .. } = &mut plain {
             *dropout = 0.0;
