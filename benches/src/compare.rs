@@ -5,7 +5,7 @@ use meganeura::precision::Precision;
 use meganeura::{Error, Result};
 
 /// Differences below this count as none, however little samples scatter: machines differ by as much between two runs.
-const MIN_CHANGE: f64 = 0.02;
+const MIN_CHANGE: f64 = 0.05;
 
 /// Whether a workload changed by more than the scatter of its samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,11 +43,14 @@ impl Change {
         self.after / self.before
     }
 
-    fn of(before: &Measurement, after: &Measurement) -> Self {
+    /// `drift` is the change of the device's peak rates between the records, as a part of them.
+    fn of(before: &Measurement, after: &Measurement, drift: f64) -> Self {
         let (old, new) = (before.seconds, after.seconds);
-        let verdict = if new.high < old.low && new.median < old.median * (1.0 - MIN_CHANGE) {
+        // Scatter of the medians of two runs, and what the machine itself changed by.
+        let noise = MIN_CHANGE + old.scatter().max(0.0) + new.scatter().max(0.0) + drift;
+        let verdict = if new.high < old.low && new.median * (1.0 + noise) < old.median {
             Verdict::Faster
-        } else if new.low > old.high && new.median > old.median * (1.0 + MIN_CHANGE) {
+        } else if new.low > old.high && new.median > old.median * (1.0 + noise) {
             Verdict::Slower
         } else {
             Verdict::Same
@@ -79,6 +82,23 @@ pub struct PeakRateChange {
     pub launches: f64,
 }
 
+/// How much the peak rates of a device changed between two records, as a part of them; 0 where one has no rates.
+fn drift(before: &Record, after: &Record, device: &str) -> f64 {
+    let (Some(old), Some(new)) = (before.device(device), after.device(device)) else {
+        return 0.0;
+    };
+    let (old, new) = (&old.peak_rates, &new.peak_rates);
+    let pairs = [
+        (old.bytes_per_second, new.bytes_per_second),
+        (old.flops_per_second, new.flops_per_second),
+    ];
+    let changes = pairs.map(|(old, new)| (new / old).max(old / new) - 1.0);
+    changes
+        .into_iter()
+        .filter(|change| change.is_finite())
+        .fold(0.0, f64::max)
+}
+
 /// Two records of the same workloads.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RecordComparison {
@@ -103,7 +123,7 @@ impl RecordComparison {
         };
         let pairs = after.results.iter().filter_map(|new| {
             let old = before.results.iter().find(|old| same(old, new))?;
-            Some(Change::of(old, new))
+            Some(Change::of(old, new, drift(before, after, &new.device)))
         });
         let changes: Vec<Change> = pairs.collect();
         if changes.is_empty() {
@@ -210,6 +230,40 @@ mod tests {
         assert_eq!((comparison.only_before, comparison.only_after), (1, 1));
         assert_eq!(comparison.count(Verdict::Same), 2);
         assert!(comparison.change(&after.results[4]).is_none());
+    }
+
+    #[test]
+    fn changes_of_the_machine_are_no_regressions() {
+        let device = |rate: f64| crate::RecordedDevice {
+            selector: "cpu".into(),
+            backend: "cpu".into(),
+            name: "cpu".into(),
+            kind: "cpu".into(),
+            driver: None,
+            plugin_sha256: None,
+            peak_rates: crate::PeakRates {
+                step_seconds: 1e-6,
+                launch_seconds: 1e-6,
+                bytes_per_second: rate,
+                flops_per_second: rate,
+                mixed_flops_per_second: None,
+            },
+        };
+        let verdict = |then: f64, now: f64, seconds: f64| {
+            let (mut before, mut after) = (record(&[("w", [0.99, 1.0, 1.01])]), record(&[("w", [seconds; 3])]));
+            before.devices.push(device(then));
+            after.devices.push(device(now));
+            RecordComparison::new(&before, &after).expect("in common").changes[0].verdict
+        };
+        assert_eq!(verdict(1e9, 1e9, 1.2), Verdict::Slower);
+        assert_eq!(
+            verdict(1e9, 0.8e9, 1.2),
+            Verdict::Same,
+            "the machine is slower by as much"
+        );
+        assert_eq!(verdict(1e9, 0.8e9, 1.5), Verdict::Slower);
+        assert_eq!(verdict(1e9, 1e9, 1.04), Verdict::Same);
+        assert_eq!(verdict(1e9, 1e9, 0.8), Verdict::Faster);
     }
 
     #[test]

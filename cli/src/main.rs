@@ -23,11 +23,16 @@ use commands::{
 
 /// Train and run neural networks on any hardware.
 #[derive(Debug, Parser)]
-#[command(name = "meganeura", version, about, after_help = AFTER_HELP)]
+#[command(name = "meganeura", version, about, after_help = AFTER_HELP, max_term_width = 80)]
 struct Cli {
     /// Log more (device choice, timings); give it twice for debug messages. MEGANEURA_LOG sets levels by module.
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     verbose: u8,
+
+    /// End with an error if a plugin of MEGANEURA_PLUGINS or of the configuration file is refused. By default the command goes
+    /// on without it.
+    #[arg(long, global = true)]
+    strict_plugins: bool,
 
     #[command(subcommand)]
     command: Command,
@@ -99,6 +104,7 @@ impl Command {
 }
 
 fn main() -> ExitCode {
+    signals::report_large_files();
     let cli = match parse() {
         Ok(cli) => cli,
         Err(error) => {
@@ -118,7 +124,7 @@ fn main() -> ExitCode {
     // Also where the command makes no session, so that a mistake is no silence.
     let debugging = DebugOptions::from_environment().and_then(|options| options.make_folder());
     let traced = debugging.and_then(|()| profiler::from_environment()).and_then(|trace| {
-        let code = run(&cli.command);
+        let code = run(&cli);
         trace.map_or(Ok(()), TraceFile::finish)?;
         Ok(code)
     });
@@ -142,6 +148,7 @@ fn parse() -> Result<Cli, Box<dyn Error>> {
         }
         std::process::exit(error.exit_code())
     });
+    commands::check_outputs(&matches)?;
     let mut cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     if let (Command::Train(args), Some(settings)) = (&mut cli.command, train::effective(&command, &matches)) {
         args.note_settings(settings);
@@ -149,8 +156,25 @@ fn parse() -> Result<Cli, Box<dyn Error>> {
     Ok(cli)
 }
 
-fn run(command: &Command) -> ExitCode {
-    let outcome = match command {
+fn run(cli: &Cli) -> ExitCode {
+    let refused = match cli.strict_plugins {
+        true => plugins::refuse_if_any_is_refused(),
+        false => Ok(()),
+    };
+    let outcome = refused.and_then(|()| run_command(cli));
+    match outcome {
+        Ok(code) => code,
+        // Whoever reads has seen enough.
+        Err(error) if output::is_closed_pipe(&*error) => ExitCode::SUCCESS,
+        Err(error) => {
+            output::report(&*error);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run_command(cli: &Cli) -> commands::Outcome {
+    match &cli.command {
         Command::Train(args) => train::run(args),
         Command::Predict(args) => predict::predict(args),
         Command::Evaluate(args) => predict::evaluate(args),
@@ -171,18 +195,9 @@ fn run(command: &Command) -> ExitCode {
         Command::Explain(args) => explain::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Tune(args) => tune::run(args),
-        Command::Conformance(args) => conformance::run(args),
+        Command::Conformance(args) => conformance::run(args, cli.verbose > 0),
         Command::Completions(args) => completions::run(args, &mut Cli::command()),
         Command::Diff(args) => diff::run(args),
-    };
-    match outcome {
-        Ok(code) => code,
-        // Whoever reads has seen enough.
-        Err(error) if output::is_closed_pipe(&*error) => ExitCode::SUCCESS,
-        Err(error) => {
-            output::report(&*error);
-            ExitCode::FAILURE
-        }
     }
 }
 

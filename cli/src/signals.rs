@@ -39,6 +39,15 @@ pub(crate) fn watch_termination() {
     }
 }
 
+/// From now on a file that exceeds the limit of the shell (`ulimit -f`) is an error of its write, and does not end the process.
+pub(crate) fn report_large_files() {
+    // SAFETY: ignoring a signal runs no handler.
+    #[cfg(unix)]
+    unsafe {
+        libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
+    }
+}
+
 /// Notes a Ctrl-C that another process of the same run had.
 pub(crate) fn note() {
     // The first signal counts.

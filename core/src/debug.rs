@@ -16,8 +16,10 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::backend::Device;
+use crate::cache::save_plan;
 use crate::error::{Error, Result};
 use crate::files::write_atomically;
+use crate::graph::Graph;
 use crate::plan::ExecutionPlan;
 use crate::plan::memory::MemoryLayout;
 
@@ -109,6 +111,8 @@ impl DebugOptions {
         let folder = folder.join(format!("plan-{}", NUMBER.fetch_add(1, Ordering::Relaxed)));
         make(&folder)?;
         write(&folder.join("plan.txt"), &plan.to_string())?;
+        // `meganeura diff` reads it, whatever graph it was made of.
+        save_plan(plan, &Graph::new(), folder.join("plan.ron"))?;
         for kernel in device.kernel_sources(plan)? {
             let name = plan
                 .dispatches

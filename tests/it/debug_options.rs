@@ -125,7 +125,7 @@ fn sources_are_written_by_dispatch() {
         let plan = plans.iter().find(|p| p.to_string() == text).expect("one of them");
         assert_eq!(
             fs::read_dir(&path).expect("readable").count(),
-            plan.dispatches.len() + 1
+            plan.dispatches.len() + 2
         );
         let name = plan.dispatches[0].kernel.name.replace('.', "_");
         let source = fs::read_to_string(path.join(format!("0000-1-{name}.c"))).expect("a source");

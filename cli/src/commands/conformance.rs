@@ -2,16 +2,17 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use meganeura::config::Config;
-use meganeura::error::Error;
+use meganeura::files::write_atomically;
 use meganeura::select;
 use meganeura_conformance::{CaseResult, ExpectedFailure, Options, run_with};
 
 use super::Outcome;
 use super::precision::Choice;
-use crate::output::line;
+use crate::output::{line, notice};
 
 /// Options of `conformance`.
 #[derive(Debug, clap::Args)]
@@ -46,12 +47,15 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 
-    /// Print one JSON object a line: the cases, then a summary.
+    /// Print one JSON object a line: the cases, then a summary. Without it, --verbose prints all groups and failures.
     #[arg(long)]
     json: bool,
 }
 
-pub(crate) fn run(args: &Args) -> Outcome {
+/// Time between two lines of progress where no bar is shown.
+const PAUSE: Duration = Duration::from_secs(10);
+
+pub(crate) fn run(args: &Args, is_verbose: bool) -> Outcome {
     // Missing kernels must show: no fallback.
     let config = Config {
         fallback: None,
@@ -70,24 +74,36 @@ pub(crate) fn run(args: &Args) -> Outcome {
     if let Ok(style) = ProgressStyle::with_template("{spinner} {pos} cases, {elapsed}: {msg}") {
         progress.set_style(style);
     }
+    let mut latest = Instant::now();
     let mut show = |case: &CaseResult| {
         progress.inc(1);
+        if progress.is_hidden() && latest.elapsed() >= PAUSE {
+            latest = Instant::now();
+            // The report is still to come if nobody reads this.
+            let _ = notice(format_args!("{} cases, {}", progress.position(), case.group()));
+        }
         progress.set_message(case.group().to_owned());
     };
     let report = run_with(device, &options, expected.as_deref().unwrap_or_default(), &mut show);
     progress.finish_and_clear();
+    if report.cases.is_empty() {
+        let filter = args.filter.as_deref().unwrap_or_default();
+        return Err(format!(
+            "no case matches the filter '{filter}'\n  help: a name begins with an operator, such as core.matmul; `meganeura ops` lists them"
+        )
+        .into());
+    }
     // What cannot be written must not lose what was found.
     if args.json {
         line(report.to_json_lines()?.trim_end())?;
+    } else if is_verbose {
+        line(format_args!("{report:#}"))?;
     } else {
         line(&report)?;
     }
     if let Some(path) = &args.html {
-        std::fs::write(path, report.to_html())
-            .map_err(|e| Error::file(path, format!("cannot be written: {e}"), "check the path"))?;
-    }
-    if report.cases.is_empty() {
-        return Err("no case matches the filter".into());
+        let html = report.to_html();
+        write_atomically(path, |out| out.write_all(html.as_bytes()))?;
     }
     Ok(if report.is_ok() {
         ExitCode::SUCCESS

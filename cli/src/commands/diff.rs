@@ -15,7 +15,8 @@ use crate::output::line;
 /// Options of `diff`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// File of the plan; `meganeura explain MODEL --device SEL --cache FILE` writes one. Both devices need all of its
+    /// File of the plan, which `meganeura explain MODEL --device SEL --cache FILE` or MEGANEURA_DEBUG=dump=FOLDER (plan.ron)
+    /// writes. Both devices need all of its
     /// kernels.
     #[arg(long, value_name = "FILE")]
     plan: PathBuf,

@@ -34,5 +34,7 @@ mod workload;
 use std::error::Error;
 use std::process::ExitCode;
 
+pub(crate) use outputs::check_outputs;
+
 /// What a command ends with.
 pub(crate) type Outcome = Result<ExitCode, Box<dyn Error>>;

@@ -189,6 +189,26 @@ fn run_check(path: &Path, after: &[PathBuf], json: bool) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Loads the plugins that the environment and the configuration name, and refuses to go on if one of them was refused.
+///
+/// # Errors
+/// The plugins, with the reasons.
+pub(crate) fn refuse_if_any_is_refused() -> Result<(), Box<dyn std::error::Error>> {
+    registry::load_backends(&Config::load()?);
+    let refused: Vec<String> = loaded()
+        .into_iter()
+        .filter_map(|report| Some(format!("plugin '{}': {}", report.title(), report.refused?)))
+        .collect();
+    match refused.is_empty() {
+        true => Ok(()),
+        false => Err(format!(
+            "{}\n  help: correct the list of plugins, or leave --strict-plugins out",
+            refused.join("\n")
+        )
+        .into()),
+    }
+}
+
 fn print_text(problems: &[String]) -> std::io::Result<()> {
     line("backends:")?;
     let backends = registry::backends();

@@ -4,7 +4,9 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
+use meganeura::Graph;
 use meganeura::distributed::{self, Communicator, CommunicatorOptions};
+use meganeura::graph::NodeKind;
 
 use crate::output;
 
@@ -34,6 +36,20 @@ impl RankOptions {
 fn linked() -> &'static str {
     // Names it, so that the linker keeps what registers itself.
     meganeura_mpi::NAME
+}
+
+/// The parts of a model that depend on the number of ranks.
+fn differences(graph: &Graph) -> &'static str {
+    let calls = |name: &str| {
+        let mut nodes = graph.nodes().iter();
+        nodes.any(|node| matches!(&node.kind, NodeKind::Op { op, .. } if op.name() == name))
+    };
+    match (calls("core.dropout"), calls("core.batch_norm")) {
+        (true, true) => "dropout masks and batch norm statistics",
+        (true, false) => "dropout masks",
+        (false, true) => "batch norm statistics",
+        (false, false) => "",
+    }
 }
 
 /// The connection to the other ranks, if there are such.
@@ -77,8 +93,8 @@ impl Ranks {
         self.0.as_deref().filter(|communicator| communicator.size() > 1)
     }
 
-    /// Says how many ranks there are.
-    pub(super) fn introduce(&self, batch: usize) -> std::io::Result<()> {
+    /// Prints the number of ranks, and which parts of the model differ from a run of one process.
+    pub(super) fn introduce(&self, batch: usize, graph: &Graph) -> std::io::Result<()> {
         let Some(communicator) = self.0.as_ref().filter(|c| c.size() > 1) else {
             return Ok(());
         };
@@ -87,7 +103,13 @@ impl Ranks {
             "{size} ranks ({}), each with {} of the {batch} examples of a batch",
             communicator.name(),
             batch / size
-        ))
+        ))?;
+        match differences(graph) {
+            "" => Ok(()),
+            different => output::line(format_args!(
+                "each rank has its own {different}, so losses differ from those of one process"
+            )),
+        }
     }
 
     /// Tells the other ranks where this one ends with an error; gives the outcome back.
@@ -96,5 +118,30 @@ impl Ranks {
             communicator.abort(&error.to_string());
         }
         outcome
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use meganeura::nn::model::{Architecture, Loss};
+
+    use super::*;
+
+    #[test]
+    fn models_that_depend_on_the_number_of_ranks_are_known() {
+        let differences = |architecture: Architecture| {
+            let graph = architecture.training_graph(4, Loss::Classes).expect("builds");
+            differences(&graph)
+        };
+        let mut plain = Architecture::mlp([8], 3);
+        assert_eq!(differences(plain.clone()), "dropout masks");
+        if let Architecture::Mlp { dropout, .. } = &mut plain {
+            *dropout = 0.0;
+        }
+        assert_eq!(differences(plain), "");
+        assert_eq!(
+            differences(Architecture::resnet18([1, 8, 8], true, 3)),
+            "batch norm statistics"
+        );
     }
 }

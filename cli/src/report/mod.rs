@@ -13,7 +13,7 @@ use serde_json::{Value as Json, json};
 use meganeura::backend::KernelSource;
 use meganeura::graph::{Graph, Node, NodeId, NodeKind};
 use meganeura::optimize::OptimizeReport;
-use meganeura::plan::BufferRef;
+use meganeura::plan::{BufferRef, FORWARD_BACKWARD};
 use meganeura::rewrite::{Target, call_cost};
 use meganeura::session::Timings;
 use meganeura::shape::TensorType;
@@ -158,9 +158,15 @@ impl Report<'_> {
             })
             .collect();
         let segments = plan.segments.iter();
-        let segments = segments.map(|s| json!({ "name": s.name, "first": s.first, "count": s.count }));
+        let segments = segments.map(|s| json!({ "name": s.name, "first": s.first, "count": s.count, "once": s.once }));
+        let levels = plan.segment(FORWARD_BACKWARD).map_or(0, |segment| plan.levels(segment));
         json!({
             "dispatches": dispatches,
+            // The numbers that the terminal shows.
+            "step_dispatches": plan.step_dispatches().count(),
+            "prepared_dispatches": plan.prepared_dispatches().count(),
+            "step_levels": levels,
+            "is_recomputed": plan.recomputation.is_some(),
             "segments": segments.collect::<Vec<_>>(),
             "buffers": plan.buffers.len(),
             "bytes": plan.total_bytes(),

@@ -27,6 +27,14 @@ fn options_are_printed_and_read_again() {
     ] {
         assert!(printed.lines().any(|l| l == line), "{line} in {printed}");
     }
+    // Options without a value are named, too.
+    for option in [
+        "# batch is not set",
+        "# patience is not set",
+        "# dropout is not set; default: of the network",
+    ] {
+        assert!(printed.lines().any(|l| l.starts_with(option)), "{option} in {printed}");
+    }
     assert!(!printed.contains("delimiter"), "what the digits do not have: {printed}");
     fs::write(path.join("run.toml"), &printed).expect("writable");
     let (_, again, err) = run_in(path, "train --config run.toml --print-config");

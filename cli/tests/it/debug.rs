@@ -18,6 +18,11 @@ fn the_environment_sets_them_for_every_session() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let plan = fs::read_to_string(folder.path().join("plan-0/plan.txt")).expect("a plan");
     assert!(plan.contains("segment forward_backward"), "{plan}");
+    // What was dumped can be compared.
+    let plan = folder.path().join("plan-0/plan.ron");
+    let mut diff = meganeura(&["diff", "--device", "cpu", "--device", "cpu", "--plan"]);
+    let (output, out, err) = super::run(diff.arg(&plan));
+    assert!(output.status.success() && out.contains("agree on all"), "{out}{err}");
     let output = run("parallel");
     assert!(!output.status.success());
     let err = String::from_utf8_lossy(&output.stderr);

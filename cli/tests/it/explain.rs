@@ -125,3 +125,28 @@ fn what_cannot_be_explained_is_said() {
         assert!(err.contains(expected), "{args:?}: {err}");
     }
 }
+
+#[test]
+fn the_page_has_the_numbers_of_the_terminal() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for mode in [&["mlp", "--train"][..], &["cnn"], &["smollm2-135m", "--seq", "2"]] {
+        let file = folder.path().join("page.html");
+        let args = [&["explain"], mode, &["--device", "cpu", "--json", "--html"]].concat();
+        let (output, out, err) = run(meganeura(&args).arg(&file));
+        assert!(output.status.success(), "{err}");
+        let terminal: serde_json::Value = serde_json::from_str(&out).expect("one object");
+        let page = std::fs::read_to_string(&file).expect("a page");
+        let plan = super::report::data(&page)["plan"].clone();
+        assert_eq!(plan["step_dispatches"], terminal["dispatches"], "{mode:?}");
+        assert_eq!(plan["prepared_dispatches"], terminal["prepared_dispatches"], "{mode:?}");
+        assert_eq!(plan["step_levels"], terminal["levels"], "{mode:?}");
+        assert_eq!(plan["is_recomputed"], !terminal["recomputation"].is_null(), "{mode:?}");
+        let all = plan["dispatches"].as_array().expect("a list").len() as u64;
+        let parts = ["step_dispatches", "prepared_dispatches"].map(|key| plan[key].as_u64().expect("a number"));
+        assert_eq!(parts.iter().sum::<u64>(), all, "{mode:?}");
+        assert!(
+            !page.contains("data.plan.dispatches.length}"),
+            "the tile counts all segments"
+        );
+    }
+}

@@ -46,6 +46,20 @@ fn command_help_has_no_retired_words() {
 }
 
 #[test]
+fn help_fits_into_eighty_columns() {
+    for command in COMMANDS {
+        for option in ["--help", "-h"] {
+            let args = [command, &[option]].concat();
+            let (_, out, _) = run(meganeura(&args).env_remove("COLUMNS"));
+            // The parser does not break the line of the usage.
+            let long = |line: &&str| line.chars().count() > 80 && !line.starts_with("Usage: ");
+            let found: Vec<&str> = out.lines().filter(long).collect();
+            assert!(found.is_empty(), "{args:?}: {found:#?}");
+        }
+    }
+}
+
+#[test]
 fn completions_and_the_manual_know_every_command() {
     for what in ["bash", "zsh", "fish", "powershell", "elvish", "man"] {
         let (output, out, err) = run(&mut meganeura(&["completions", what]));

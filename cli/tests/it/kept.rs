@@ -93,3 +93,90 @@ fn an_empty_variable_counts_as_unset() {
     let (output, _, err) = run(meganeura(&["devices"]).env("MEGANEURA_CONFIG", ""));
     assert!(output.status.success(), "{err}");
 }
+
+/// Other spellings of a file: the path, one through a folder, a symbolic link and a hard link.
+#[cfg(unix)]
+fn spellings(file: &std::path::Path) -> Vec<std::path::PathBuf> {
+    let folder = file.parent().expect("a folder");
+    let name = file.file_name().expect("a name");
+    fs::create_dir_all(folder.join("inner")).expect("made");
+    let (soft, hard) = (folder.join("soft"), folder.join("hard"));
+    std::os::unix::fs::symlink(file, &soft).expect("linked");
+    fs::hard_link(file, &hard).expect("linked");
+    vec![file.to_owned(), folder.join("inner/..").join(name), soft, hard]
+}
+
+#[cfg(unix)]
+#[test]
+fn no_output_replaces_what_the_command_reads() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let input = folder.path().join("data.csv");
+    let rows: String = (0..40).map(|i| format!("{i},{}\n", ["a", "b"][i % 2])).collect();
+    let content = format!("x,y\n{rows}");
+    fs::write(&input, &content).expect("written");
+    let data = input.to_str().expect("UTF-8");
+    let commands: [&[&str]; 9] = [
+        &["train", "--csv", data, "--epochs", "1", "--log"],
+        &["train", "--csv", data, "--epochs", "1", "--out"],
+        &["train", "text", "--model", "tiny", "--data", data, "--log"],
+        &["predict", "--model", "m", "--csv", data, "--output"],
+        &["evaluate", "--model", "m", "--csv", data, "--html"],
+        &["export", data, "--out"],
+        &["run", "m.onnx", "--input", &format!("x={data}"), "--cache"],
+        &["conformance", "--expected", data, "--html"],
+        &["bench", "--suite", "norm", "--compare", data, "--html"],
+    ];
+    for path in spellings(&input) {
+        for args in commands {
+            let (output, _, err) = run(meganeura(args).arg(&path).current_dir(folder.path()));
+            assert!(
+                !output.status.success() && err.contains("would replace what the command reads"),
+                "{args:?} {path:?}: {err}"
+            );
+        }
+        let mut traced = meganeura(&["train", "--csv", data, "--epochs", "1", "--device", "cpu"]);
+        let (output, _, err) = run(traced.env("MEGANEURA_TRACE", &path));
+        assert!(
+            !output.status.success() && err.contains("MEGANEURA_TRACE"),
+            "{path:?}: {err}"
+        );
+        assert_eq!(fs::read_to_string(&input).expect("there"), content, "{path:?}");
+    }
+}
+
+#[test]
+fn folders_of_outputs_keep_what_the_command_reads() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let logs = folder.path().join("logs");
+    fs::create_dir(&logs).expect("made");
+    let table = logs.join("metrics.csv");
+    fs::write(&table, "x,y\n1,a\n2,b\n").expect("written");
+    for option in ["--log-dir", "--out"] {
+        let mut command = meganeura(&["train", "--csv"]);
+        let (output, _, err) = run(command.arg(&table).arg(option).arg(&logs));
+        assert!(
+            !output.status.success() && err.contains("would replace what the command reads"),
+            "{option}: {err}"
+        );
+    }
+    let same = folder.path().join("same.jsonl");
+    let mut command = meganeura(&["train", "digits", "--epochs", "1", "--device", "cpu", "--log"]);
+    let (output, _, err) = run(command.arg(&same).env("MEGANEURA_TRACE", &same));
+    assert!(!output.status.success() && err.contains("both write"), "{err}");
+}
+
+#[test]
+fn outputs_that_cannot_be_written_are_errors_before_any_work() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("file");
+    fs::write(&file, "").expect("written");
+    // A folder that nobody can write, also not root.
+    let out = std::path::Path::new("/proc/self/m.onnx");
+    let mut command = meganeura(&["train", "digits", "--device", "cpu", "--onnx", "absent.onnx", "--out"]);
+    let (output, out, err) = run(command.arg(out));
+    assert!(!output.status.success() && out.is_empty(), "{out}");
+    assert!(
+        err.contains("--out /proc/self/m.onnx: the folder cannot be written"),
+        "{err}"
+    );
+}

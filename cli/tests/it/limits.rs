@@ -122,3 +122,90 @@ fn a_table_of_millions_of_columns_is_refused() {
     let err = refused(command.arg(&path));
     assert!(err.contains("has 2000000 fields, more than the 131072"), "{err}");
 }
+
+/// Runs the command in a shell with a limit.
+fn limited(folder: &Path, limit: &str, args: &[&str]) -> (Option<i32>, String, String) {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", &format!("ulimit {limit}; exec \"$0\" \"$@\"")]);
+    shell.arg(env!("CARGO_BIN_EXE_meganeura")).args(args);
+    shell
+        .env("MEGANEURA_THREADS", "2")
+        .env("HOME", folder)
+        .env_remove("XDG_CACHE_HOME");
+    let (output, out, err) = run(shell.current_dir(folder));
+    (output.status.code(), out, err)
+}
+
+fn files_of(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).expect("readable");
+    let mut names: Vec<String> = entries
+        .map(|entry| entry.expect("readable").file_name().to_string_lossy().into_owned())
+        .collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn files_that_exceed_the_limit_of_the_shell_are_errors_that_name_them() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let train = ["train", "digits", "--device", "cpu", "--epochs", "1"];
+    let commands: [(&str, Vec<&str>); 4] = [
+        ("model", [&train[..], &["--out", "model"]].concat()),
+        (
+            "run.jsonl",
+            [&train[..], &["--log", "run.jsonl", "--statistics", "1"]].concat(),
+        ),
+        (
+            "page.html",
+            vec![
+                "conformance",
+                "--device",
+                "cpu",
+                "--seeds",
+                "1",
+                "--filter",
+                "core.relu",
+                "--html",
+                "page.html",
+            ],
+        ),
+        (
+            "plan.html",
+            vec!["explain", "mlp", "--device", "cpu", "--html", "plan.html"],
+        ),
+    ];
+    for (file, args) in commands {
+        // A block has 512 or 1024 bytes.
+        let (code, out, err) = limited(folder.path(), "-f 1", &args);
+        assert_eq!(code, Some(1), "{args:?}: {out}{err}");
+        assert!(err.contains("error: ") && err.contains(file), "{args:?}: {err}");
+        // A log is written as the run goes on; everything else is whole or not there.
+        let left: Vec<String> = files_of(folder.path())
+            .into_iter()
+            .filter(|name| name != "run.jsonl")
+            .collect();
+        assert!(left.is_empty(), "{args:?}: {left:?}");
+    }
+}
+
+#[test]
+fn too_few_open_files_are_an_error() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut last = None;
+    for files in 3..16 {
+        let args = ["train", "digits", "--device", "cpu", "--epochs", "1", "--out", "model"];
+        let (code, out, err) = limited(folder.path(), &format!("-n {files}"), &args);
+        let is_clear = match code {
+            Some(0) => folder.path().join("model/model.json").is_file(),
+            Some(1) => err.contains("error: "),
+            // The loader of the system cannot open its libraries.
+            Some(127) => err.contains("error while loading shared libraries"),
+            _ => false,
+        };
+        assert!(is_clear, "{files}: {code:?}: {out}{err}");
+        let left = files_of(folder.path());
+        assert!(left.iter().all(|name| name == "model"), "{files}: {left:?}");
+        last = code;
+    }
+    assert_eq!(last, Some(0), "the limit is enough in the end");
+}

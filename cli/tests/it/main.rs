@@ -30,6 +30,7 @@ mod precision;
 mod predict;
 #[cfg(feature = "hub")]
 mod pull;
+mod remainder;
 mod report;
 #[path = "../../../tests/common/retired.rs"]
 mod retired;

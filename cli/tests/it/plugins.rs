@@ -94,7 +94,16 @@ fn hostile(folder: &Path, case: u32) -> PathBuf {
 #[test]
 fn plugins_that_end_their_process_are_refused_and_the_program_goes_on() {
     let folder = tempfile::tempdir().expect("a folder");
-    for (case, words) in [(40, "as if all were well"), (42, "signal: 6")] {
+    let cases = [
+        (40, "as if all were well"),
+        (42, "signal: 6"),
+        // Where devices are listed.
+        (43, "as if all were well"),
+        (44, "signal: 6"),
+        (45, "as if all were well"),
+        (46, "the process that tried it"),
+    ];
+    for (case, words) in cases {
         let file = hostile(folder.path(), case);
         let mut command = meganeura(&["train", "digits", "--epochs", "1", "--device", "cpu", "--json"]);
         let (output, out, err) = run(command.env("MEGANEURA_PLUGINS", &file).current_dir(folder.path()));
@@ -114,6 +123,14 @@ fn plugins_that_end_their_process_are_refused_and_the_program_goes_on() {
             "{plugin}"
         );
         assert_eq!(plugin["name"], "hostile");
+        if case == 45 {
+            let mut command = meganeura(&["devices", "--strict-plugins"]);
+            let (output, out, err) = run(command.env("MEGANEURA_PLUGINS", &file));
+            assert!(!output.status.success() && err.contains(words), "{out}{err}");
+            let mut command = meganeura(&["train", "digits", "--epochs", "1", "--device", "hostile", "--out", "m"]);
+            let (output, _, err) = run(command.env("MEGANEURA_PLUGINS", &file).current_dir(folder.path()));
+            assert!(!output.status.success() && err.contains(words), "{err}");
+        }
     }
 }
 

@@ -20,8 +20,8 @@ fn folder(name: &str) -> PathBuf {
     folder
 }
 
-/// The data that a page carries.
-fn data(page: &str) -> Value {
+/// The data that a page contains.
+pub(super) fn data(page: &str) -> Value {
     let begin = page
         .split_once(r#"<script type="application/json" id="data">"#)
         .expect("data")

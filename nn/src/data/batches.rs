@@ -18,6 +18,11 @@ pub enum Remainder {
     Drop,
     /// Fill the last batch with examples from the start of the epoch's order.
     Wrap,
+    /// Fill it in the same way, but train on the examples that are left only, as PyTorch does with `drop_last=False`: the
+    /// trainer gives the other rows the weight 0, so loss and gradient are means over the rows that are left. The
+    /// model needs weights of rows: [`crate::models::soft_classifier`] or [`crate::models::weighted_regressor`].
+    /// Batch norms normalize by all rows of the filled batch.
+    Keep,
 }
 
 /// One mini-batch; see [`Batches`].
@@ -95,7 +100,7 @@ impl<'a> Batches<'a> {
         }
         let total = match remainder {
             Remainder::Drop => len / batch_size,
-            Remainder::Wrap => len.div_ceil(batch_size),
+            Remainder::Wrap | Remainder::Keep => len.div_ceil(batch_size),
         };
         Ok(Self {
             data,
@@ -153,8 +158,14 @@ impl<'a> Batches<'a> {
             features.extend_from_slice(values);
             labels.push(label);
         }
-        let fresh = self.batch_size.min(self.order.len() - start);
+        let fresh = self.fresh_rows();
         Some(fresh.saturating_sub(self.part.start).min(self.part.len()))
+    }
+
+    /// Rows of the last whole batch, of all ranks, that are new in this epoch; 0 before the first batch.
+    pub(crate) fn fresh_rows(&self) -> usize {
+        let last = self.done.checked_sub(1).map(|batch| batch * self.batch_size);
+        last.map_or(0, |start| self.batch_size.min(self.order.len() - start))
     }
 
     /// Makes room for a batch, so that [`Batches::next_into`] allocates nothing.

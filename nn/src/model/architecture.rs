@@ -9,6 +9,7 @@ use crate::data::Standardiser;
 use crate::layers::Activation;
 use crate::models::{
     CnnConfig, FEATURES, MlpConfig, MobileNetConfig, ResNetConfig, VitConfig, classifier, regressor, soft_classifier,
+    weighted_regressor,
 };
 
 /// The largest size of anything: more would only be a damaged file.
@@ -111,6 +112,8 @@ pub enum Loss {
     SoftClasses,
     /// Mean squared error with targets, `f32 [batch, outputs]`.
     Regression,
+    /// Mean squared error with targets and weights of the rows, `f32 [batch, 1]`: for a last batch with fewer examples.
+    WeightedRegression,
 }
 
 /// A tensor of a model: its name, whether it is a state (such as running statistics), and its shape.
@@ -207,7 +210,7 @@ impl Architecture {
         }
     }
 
-    /// The graph that the trainer takes: [`classifier`], [`soft_classifier`] or [`regressor`] around the model.
+    /// The graph that the trainer takes: [`classifier`], [`soft_classifier`], [`regressor`] or [`weighted_regressor`] around the model.
     ///
     /// # Errors
     /// [`ModelError::Invalid`] for sizes that make no sense, [`ModelError::Core`] for a graph that is not valid.
@@ -219,6 +222,7 @@ impl Architecture {
             Loss::Classes => classifier(batch, &shape, model),
             Loss::SoftClasses => soft_classifier(batch, &shape, model),
             Loss::Regression => regressor(batch, &shape, model),
+            Loss::WeightedRegression => weighted_regressor(batch, &shape, model),
         };
         graph.verify()?;
         Ok(graph)

@@ -66,6 +66,8 @@ pub const FEATURES: &str = "x";
 pub const LABELS: &str = "labels";
 /// Name of the input that holds the targets of regression.
 pub const TARGET: &str = "target";
+/// Name of the input that holds the weights of the rows in the loss of a regression.
+pub const ROW_WEIGHTS: &str = "row_weights";
 
 /// A classifier for the trainer around the model that `logits` builds.
 ///
@@ -114,6 +116,25 @@ pub fn regressor(
         let shape = g.shape(prediction).to_vec();
         let target = g.input(TARGET, &shape);
         g.mse_loss(prediction, target)
+    })
+}
+
+/// [`regressor`] with weights of the rows in the loss, `row_weights`, `f32 [batch, 1]`: the loss is the mean over all
+/// elements of the weighted squared errors. The trainer needs it for [`crate::data::Remainder::Keep`].
+#[track_caller]
+pub fn weighted_regressor(
+    batch: usize,
+    feature_shape: &[usize],
+    prediction: impl FnOnce(&mut Graph, NodeId) -> NodeId,
+) -> Graph {
+    supervised(batch, feature_shape, prediction, |g, prediction| {
+        let shape = g.shape(prediction).to_vec();
+        let target = g.input(TARGET, &shape);
+        let weights = g.input(ROW_WEIGHTS, &[batch, 1]);
+        let error = g.sub(prediction, target);
+        let square = g.square(error);
+        let weighted = g.mul(square, weights);
+        g.mean_all(weighted)
     })
 }
 

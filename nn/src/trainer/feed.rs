@@ -7,8 +7,8 @@ use meganeura_core::{DType, Error, Graph, Session};
 
 use super::source::BatchBuffer;
 use super::{TrainConfig, TrainError};
-use crate::data::{Dataset, one_hot};
-use crate::models::TARGET;
+use crate::data::{Dataset, Remainder, one_hot};
+use crate::models::{ROW_WEIGHTS, TARGET};
 
 /// Form in which the model takes labels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +35,9 @@ pub(super) struct Feed {
     classes: usize,
     class_weights: Option<Vec<f32>>,
     label_smoothing: f32,
+    /// Whether the model takes weights of rows, of a regression.
+    has_row_weights: bool,
+    row_weights: Vec<f32>,
     buffer: BatchBuffer,
     one_hot: Vec<f32>,
     /// Of a batch of tokens: these, and at each position the one that follows.
@@ -111,6 +114,22 @@ impl Feed {
                 message: format!("there are {} of them, and {classes} classes", weights.len()),
             });
         }
+        let has_row_weights = form == LabelForm::Targets && is_input(ROW_WEIGHTS);
+        if has_row_weights {
+            let weights = input(graph, ROW_WEIGHTS)?;
+            if (weights.dtype, weights.shape.dims()) != (DType::F32, &[batch_size, 1]) {
+                return Err(TrainError::Model {
+                    message: format!("input '{ROW_WEIGHTS}' is {weights}; expected f32[{batch_size}, 1]"),
+                    remedy: "build the model with `weighted_regressor`",
+                });
+            }
+        }
+        if config.remainder == Remainder::Keep && form != LabelForm::OneHot && !has_row_weights {
+            return Err(TrainError::Model {
+                message: "it has no weights of rows, which `Remainder::Keep` needs".into(),
+                remedy: "build the model with `soft_classifier` or `weighted_regressor`, or use `Remainder::Drop`",
+            });
+        }
         Ok(Feed {
             features_name: config.features.clone(),
             feature_shape: x.shape[1..].to_vec(),
@@ -120,6 +139,8 @@ impl Feed {
             classes,
             class_weights: config.class_weights.clone(),
             label_smoothing: config.label_smoothing,
+            has_row_weights,
+            row_weights: Vec::new(),
             buffer: BatchBuffer::default(),
             one_hot: Vec::new(),
             tokens: Vec::new(),
@@ -226,7 +247,16 @@ impl Feed {
         match self.form {
             LabelForm::Ids => session.try_set_input_u32(&self.labels_name, labels)?,
             LabelForm::NextTokens => session.try_set_input_u32(&self.labels_name, &self.next_tokens)?,
-            LabelForm::Targets => session.try_set_input(&self.labels_name, &self.buffer.targets)?,
+            LabelForm::Targets => {
+                session.try_set_input(&self.labels_name, &self.buffer.targets)?;
+                if self.has_row_weights {
+                    let BatchBuffer { weighted, weight, .. } = self.buffer;
+                    self.row_weights.clear();
+                    self.row_weights.resize(weighted, weight);
+                    self.row_weights.resize(self.batch_size, 0.0);
+                    session.try_set_input(ROW_WEIGHTS, &self.row_weights)?;
+                }
+            }
             LabelForm::OneHot => {
                 one_hot(labels, self.classes, &mut self.one_hot)?;
                 soften(
@@ -235,6 +265,8 @@ impl Feed {
                     self.label_smoothing,
                     &mut self.one_hot,
                 );
+                let BatchBuffer { weighted, weight, .. } = self.buffer;
+                weigh(&mut self.one_hot, self.classes, weighted, weight);
                 session.try_set_input(&self.labels_name, &self.one_hot)?;
             }
         }
@@ -244,10 +276,16 @@ impl Feed {
     /// Gives the labels of a session that computes no loss some value: a step needs all inputs to be set.
     pub(super) fn load_no_labels(&self, session: &mut Session) -> Result<(), TrainError> {
         let plan = session.plan();
-        let buffer = plan.input_buffers.iter().find(|(name, _)| *name == self.labels_name);
-        if let Some((_, buffer)) = buffer {
-            let zeros = vec![0; plan.buffers[buffer.index()]];
-            session.try_set_input_bytes(&self.labels_name, &zeros)?;
+        let unused = [self.labels_name.as_str(), ROW_WEIGHTS];
+        let buffers = plan
+            .input_buffers
+            .iter()
+            .filter(|(name, _)| unused.contains(&name.as_str()));
+        let zeros: Vec<(String, Vec<u8>)> = buffers
+            .map(|(name, buffer)| (name.clone(), vec![0; plan.buffers[buffer.index()]]))
+            .collect();
+        for (name, zeros) in zeros {
+            session.try_set_input_bytes(&name, &zeros)?;
         }
         Ok(())
     }
@@ -265,6 +303,15 @@ fn soften(labels: &[u32], weights: Option<&[f32]>, smoothing: f32, rows: &mut [f
         row.iter_mut()
             .for_each(|value| *value = weight * ((1.0 - smoothing) * *value + spread));
     }
+}
+
+/// Multiplies the leading rows, `[_, classes]`, by their weight, and the others by 0.
+fn weigh(rows: &mut [f32], classes: usize, weighted: usize, weight: f32) {
+    let (leading, others) = rows.split_at_mut((weighted * classes).min(rows.len()));
+    if weight != 1.0 {
+        leading.iter_mut().for_each(|value| *value *= weight);
+    }
+    others.fill(0.0);
 }
 
 /// Type of the input of that name.

@@ -18,7 +18,7 @@ use super::{
 ///
 /// | `event` | When | Fields besides it |
 /// |---|---|---|
-/// | `train_begin` | once, first | `epochs`, `steps_per_epoch`, `batch_size`, `examples`, `test_examples` and `validation_examples` (null unless evaluations are on these), `lr` (the configured one), `seed`, `resumed_steps` (made before, where it goes on from a checkpoint) |
+/// | `train_begin` | once, first | `epochs`, `steps_per_epoch`, `batch_size`, `examples`, `examples_per_epoch` (those that an epoch trains on), `test_examples` and `validation_examples` (null unless evaluations are on these), `lr` (the configured one), `seed`, `resumed_steps` (made before, where it goes on from a checkpoint) |
 /// | `step` | after each step whose loss was read, see `TrainConfig::loss_every` | `epoch`, `step`, `loss`, `gradient_norm` (null unless gradients are limited by their norm), `loss_scale` and `skipped_updates` (both null unless in mixed precision), `lr`, `seconds`, `examples_per_second` |
 /// | `statistics` | for each parameter and gradient, see `TrainConfig::statistics_every` | `epoch`, `step`, `kind` (`parameter` or `gradient`), `name`, `len`, `nan`, `positive_infinities`, `negative_infinities`, `zeros`, `min`, `max`, `mean`, `deviation` (these of the finite elements) |
 /// | `evaluation` | after each evaluation | `epoch`, `step`, `on` (`test` or `validation`), `loss`, `accuracy` (null for regression, which has `rmse`, `mae` and `r2`), `correct`, `examples`, `best`, `lr`, `seconds`, `evaluation_seconds` |
@@ -43,6 +43,7 @@ use super::{
 ///     steps: 40,
 ///     batch_size: 32,
 ///     examples: 1300,
+///     examples_per_epoch: 1280,
 ///     test_examples: None,
 ///     validation_examples: None,
 ///     learning_rate: 0.1,
@@ -116,6 +117,7 @@ enum Event<'a> {
         steps_per_epoch: usize,
         batch_size: usize,
         examples: usize,
+        examples_per_epoch: usize,
         test_examples: Option<usize>,
         validation_examples: Option<usize>,
         lr: f32,
@@ -182,6 +184,7 @@ impl<W: Write> Observer for JsonLinesLog<W> {
             steps_per_epoch: run.steps,
             batch_size: run.batch_size,
             examples: run.examples,
+            examples_per_epoch: run.examples_per_epoch,
             test_examples: run.test_examples,
             validation_examples: run.validation_examples,
             lr: run.learning_rate,

@@ -250,9 +250,12 @@ impl Trainer {
         }
         self.check_run(train, test)?;
         let epochs = self.config.epochs;
-        let steps = match epochs {
-            0 => 0,
-            _ => Maker::new(train, &self.config, self.epochs_begun, 0)?.steps()?,
+        let (steps, examples) = match epochs {
+            0 => (0, 0),
+            _ => {
+                let maker = Maker::new(train, &self.config, self.epochs_begun, 0)?;
+                (maker.steps()?, maker.examples()?)
+            }
         };
         let mut tracker = Tracker::new(self.config.early_stopping);
         let settings = checkpoint::settings(self, train, test);
@@ -270,6 +273,7 @@ impl Trainer {
         let begin = |source| Begin {
             source,
             steps,
+            examples,
             test,
             is_validation,
             tracker,

@@ -15,8 +15,11 @@ pub struct TrainBegin {
     pub steps: usize,
     /// Examples in a step.
     pub batch_size: usize,
-    /// Training examples.
+    /// Training examples in the data set.
     pub examples: usize,
+    /// Examples that each epoch trains on: fewer than `examples` with [`Remainder::Drop`](crate::data::Remainder::Drop)
+    /// if the last batch is not full.
+    pub examples_per_epoch: usize,
     /// Test examples, if evaluations are on these.
     pub test_examples: Option<usize>,
     /// Validation examples, if evaluations are on these; see [`Trainer::fit_parts`](super::Trainer::fit_parts).

@@ -31,8 +31,9 @@ pub(super) struct Run<'r, 'd> {
     test: Option<&'r Dataset>,
     is_validation: bool,
     observer: &'r mut dyn Observer,
-    /// Steps in each epoch.
+    /// Steps in each epoch, and the examples that they train on.
     steps: usize,
+    examples: usize,
     /// Steps in the present epoch: fewer in the last one if [`TrainConfig::max_steps`](super::TrainConfig::max_steps) ends it.
     epoch_steps: usize,
     start: Instant,
@@ -59,6 +60,8 @@ pub(super) struct Run<'r, 'd> {
 pub(super) struct Begin<'r, 'd> {
     pub(super) source: Source<'d>,
     pub(super) steps: usize,
+    /// Examples that each epoch trains on.
+    pub(super) examples: usize,
     pub(super) test: Option<&'r Dataset>,
     /// Whether `test` is the validation part.
     pub(super) is_validation: bool,
@@ -88,6 +91,7 @@ impl<'r, 'd> Run<'r, 'd> {
             test: begin.test,
             is_validation: begin.is_validation,
             steps: begin.steps,
+            examples: begin.examples,
             epoch_steps: begin.steps,
             settings: begin.settings,
             trainer,
@@ -99,7 +103,7 @@ impl<'r, 'd> Run<'r, 'd> {
         }
     }
 
-    /// The whole run; `examples` is the number of training examples.
+    /// The whole run; `examples` is the number of training examples in the data set.
     pub(super) fn go(mut self, examples: usize) -> Result<TrainReport, TrainError> {
         let config = &self.trainer.config;
         let epochs = config.epochs;
@@ -108,6 +112,7 @@ impl<'r, 'd> Run<'r, 'd> {
             steps: self.steps,
             batch_size: config.batch_size,
             examples,
+            examples_per_epoch: self.examples,
             test_examples: self.test.filter(|_| !self.is_validation).map(Dataset::len),
             validation_examples: self.test.filter(|_| self.is_validation).map(Dataset::len),
             learning_rate: config.learning_rate,
@@ -228,7 +233,7 @@ impl<'r, 'd> Run<'r, 'd> {
             epoch: self.epoch,
             steps: self.epoch_steps,
             total_steps: self.total,
-            examples: self.epoch_steps * self.trainer.config.batch_size,
+            examples: self.examples_of(self.epoch_steps),
             train_loss,
             evaluation: None,
             learning_rate: self.learning_rate,
@@ -328,6 +333,8 @@ impl<'r, 'd> Run<'r, 'd> {
     /// The `step`-th step of the present epoch, which began at `start`.
     fn step(&mut self, step: usize, start: Instant) -> Result<StepInfo, TrainError> {
         let total_steps = self.total_steps();
+        let examples_so_far = self.examples_of(step);
+        let examples = examples_so_far - self.examples_of(step - 1);
         let Trainer {
             config, training, feed, ..
         } = &mut *self.trainer;
@@ -364,7 +371,6 @@ impl<'r, 'd> Run<'r, 'd> {
             Some(scale) => Some((scale, training.try_skipped_updates()?)),
             None => None,
         };
-        let examples = config.batch_size;
         if let Some(loss) = loss {
             self.check_finite(loss, step)?;
         }
@@ -379,7 +385,7 @@ impl<'r, 'd> Run<'r, 'd> {
             loss_scale,
             learning_rate: self.learning_rate,
             seconds: self.seconds(),
-            examples_per_second: per_second(step * examples, start.elapsed().as_secs_f64() - self.evaluating),
+            examples_per_second: per_second(examples_so_far, start.elapsed().as_secs_f64() - self.evaluating),
         })
     }
 
@@ -430,6 +436,11 @@ impl<'r, 'd> Run<'r, 'd> {
         let config = &self.trainer.config;
         let all = (config.epochs as u64).saturating_mul(self.steps as u64);
         config.max_steps.map_or(all, |most| most.min(all))
+    }
+
+    /// Examples that the first steps of an epoch train on.
+    fn examples_of(&self, steps: usize) -> usize {
+        (steps * self.trainer.config.batch_size).min(self.examples)
     }
 
     /// Returns true if the run ends with the present epoch.

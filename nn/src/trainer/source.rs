@@ -18,6 +18,9 @@ pub(super) struct BatchBuffer {
     pub(super) labels: Vec<u32>,
     /// `[batch, outputs]` of regression.
     pub(super) targets: Vec<f32>,
+    /// Leading rows that are trained on, and their weight in the mean over the batch.
+    pub(super) weighted: usize,
+    pub(super) weight: f32,
 }
 
 /// Assembles the batches of one epoch after the other.
@@ -60,6 +63,15 @@ impl<'d> Maker<'d> {
         Ok(Batches::sequential(self.data, self.batch_size, self.remainder)?.len())
     }
 
+    /// Examples that an epoch trains on; `Remainder::Wrap` counts the repeated ones.
+    pub(super) fn examples(&self) -> Result<usize, DataError> {
+        let all = self.steps()? * self.batch_size;
+        Ok(match self.remainder {
+            Remainder::Keep => all.min(self.data.len()),
+            Remainder::Drop | Remainder::Wrap => all,
+        })
+    }
+
     /// The next epoch.
     fn epoch(&mut self) -> Result<Epoch<'d>, DataError> {
         let number = self.epoch;
@@ -78,9 +90,14 @@ impl<'d> Maker<'d> {
     fn fill(&self, epoch: &mut Epoch, buffer: &mut BatchBuffer) -> Result<bool, DataError> {
         let Epoch { batches, number } = epoch;
         batches.reserve(&mut buffer.features, &mut buffer.labels, &mut buffer.targets)?;
-        if batches.next_into(&mut buffer.features, &mut buffer.labels).is_none() {
+        let Some(fresh) = batches.next_into(&mut buffer.features, &mut buffer.labels) else {
             return Ok(false);
-        }
+        };
+        (buffer.weighted, buffer.weight) = match self.remainder {
+            // The mean over all ranks divides by the batch size.
+            Remainder::Keep => (fresh, self.batch_size as f32 / batches.fresh_rows().max(1) as f32),
+            Remainder::Drop | Remainder::Wrap => (buffer.labels.len(), 1.0),
+        };
         batches.targets_into(&mut buffer.targets);
         if !self.augmentation.is_empty() {
             let examples = buffer.features.chunks_exact_mut(self.data.feature_len());

@@ -429,6 +429,7 @@ mod tests {
             steps: 1,
             batch_size: 1,
             examples: 1,
+            examples_per_epoch: 1,
             test_examples: None,
             validation_examples: None,
             learning_rate: 0.1,

@@ -15,6 +15,7 @@ mod models;
 #[path = "../common/ranks.rs"]
 mod ranks;
 mod recurrent;
+mod remainder;
 mod runs;
 mod tables;
 mod trainer;

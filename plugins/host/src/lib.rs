@@ -234,7 +234,8 @@ pub fn open_data(path: &Path, allow_sha256: Option<&[String]>) -> Result<Report>
     Ok(report)
 }
 
-/// Loads one plugin of either kind: one without native code is registered, the backend of a shared object is not.
+/// Loads one plugin of either kind: one without native code is registered, the backend of a shared object is not. Devices
+/// of a shared object are listed, because every command does that: a plugin that ends or blocks the process there does so here.
 ///
 /// # Errors
 /// [`Error::Plugin`] with the name and the cause when it is refused.
@@ -243,7 +244,11 @@ pub fn check_plugin(path: &Path, allow_sha256: Option<&[String]>) -> Result<Repo
         return open_data(path, allow_sha256);
     }
     let mut report = Report::new(path);
-    open(path, allow_sha256, &mut report)?;
+    let backend = open(path, allow_sha256, &mut report)?;
+    // A backend without devices is no fault of the plugin.
+    if let Err(error) = backend.devices(&Config::default()) {
+        log::debug!("{error}");
+    }
     Ok(report)
 }
 

@@ -43,8 +43,8 @@ pub fn try_plugins_with(program: PathBuf) {
     let _ = PROGRAM.set(program);
 }
 
-/// Seconds in which a shared object has to be loaded.
-const NATIVE_SECONDS: u64 = 60;
+/// Seconds in which a shared object has to be loaded and to list its devices.
+const NATIVE_SECONDS: u64 = 30;
 
 /// Tries a plugin, after those that are loaded, if there is a program for it.
 pub(crate) fn run(plugin: &Path, earlier: &[PathBuf]) -> Result<(), Refusal> {
@@ -73,7 +73,7 @@ pub(crate) fn run_native_with(program: &Path, plugin: &Path, sha256: &str, secon
     match said.contains(sha256) {
         true => Ok(()),
         false => refuse(
-            "it ended the process that tried it, as if all were well, while it was loaded",
+            "it ended the process that tried it, as if all were well, while it was loaded or listed its devices",
             "do not use it: it would end this program in the same way",
         ),
     }

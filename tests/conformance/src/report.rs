@@ -24,8 +24,10 @@ pub enum Outcome {
     },
     /// The device lacks kernels, also those of the decompositions.
     Unsupported {
-        /// Which ones.
+        /// Error that lists them.
         reason: String,
+        /// Names of the kernels, each once.
+        kernels: Vec<String>,
     },
     /// It failed as it was expected to.
     ExpectedFailure {
@@ -66,7 +68,7 @@ impl Outcome {
         match self {
             Outcome::Pass { .. } => "",
             Outcome::Fail { message } => message,
-            Outcome::Unsupported { reason }
+            Outcome::Unsupported { reason, .. }
             | Outcome::ExpectedFailure { reason, .. }
             | Outcome::UnexpectedPass { reason } => reason,
         }
@@ -109,7 +111,7 @@ impl fmt::Display for CaseResult {
     }
 }
 
-/// All cases of a run; displays as a table.
+/// All cases of a run. Displays as a table of the groups that failed and a summary; `{:#}` displays all groups and failures.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
     /// Name of the device.
@@ -186,7 +188,56 @@ impl Report {
 /// Failures of a group that are shown in full: the others are usually the same.
 const SHOWN: usize = 4;
 
+/// Groups that are all listed if there are at most this many.
+const SMALL: usize = 12;
+/// Failures that a summary shows, one for each group.
+const FIRST: usize = 10;
+
 impl Report {
+    /// Cases that are not supported, by the kernels that they lack.
+    fn fmt_missing(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut kernels: BTreeMap<&str, usize> = BTreeMap::new();
+        for case in &self.cases {
+            if let Outcome::Unsupported { kernels: names, .. } = &case.outcome {
+                names.iter().for_each(|name| *kernels.entry(name).or_default() += 1);
+            }
+        }
+        if kernels.is_empty() {
+            return Ok(());
+        }
+        let mut kernels: Vec<(&str, usize)> = kernels.into_iter().collect();
+        kernels.sort_by_key(|(_, cases)| std::cmp::Reverse(*cases));
+        let width = kernels.iter().map(|(name, _)| name.len()).max().unwrap_or(0).max(14);
+        writeln!(f, "\n{:width$}  cases that need it", "missing kernel")?;
+        for (name, cases) in kernels {
+            writeln!(f, "{name:width$}  {cases}")?;
+        }
+        Ok(())
+    }
+
+    /// The first wrong result of each group.
+    fn fmt_first_failures(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let is_wrong = |case: &&CaseResult| !matches!(case.outcome, Outcome::Unsupported { .. });
+        let mut groups: BTreeMap<&str, Vec<&CaseResult>> = BTreeMap::new();
+        for case in self.failures().filter(is_wrong) {
+            groups.entry(case.group()).or_default().push(case);
+        }
+        for (group, cases) in groups.iter().take(FIRST) {
+            writeln!(f, "\n{}", cases[0])?;
+            if cases.len() > 1 {
+                writeln!(
+                    f,
+                    "    ({} other failures of {group}; --verbose lists them)",
+                    cases.len() - 1
+                )?;
+            }
+        }
+        match groups.len().saturating_sub(FIRST) {
+            0 => Ok(()),
+            more => writeln!(f, "\n({more} other groups have failures; --verbose lists them)"),
+        }
+    }
+
     fn fmt_failures(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut groups: BTreeMap<&str, Vec<&CaseResult>> = BTreeMap::new();
         for case in self.failures() {
@@ -241,7 +292,9 @@ impl fmt::Display for Report {
             "{:width$}  {:>5}  {:>16}  status",
             "group", "cases", "worst / accepted"
         )?;
-        for (group, row) in &rows {
+        let (is_long, groups) = (f.alternate(), rows.len());
+        let is_listed = |row: &Row| is_long || row.failed + row.expected > 0 || groups <= SMALL;
+        for (group, row) in rows.iter().filter(|(_, row)| is_listed(row)) {
             let status = match (row.failed, row.expected) {
                 (0, 0) => "ok".to_owned(),
                 (0, expected) => format!("ok ({expected} expected to fail)"),
@@ -254,7 +307,15 @@ impl fmt::Display for Report {
                 100.0 * row.worst
             )?;
         }
-        self.fmt_failures(f)?;
+        let others = rows.values().filter(|row| !is_listed(row)).count();
+        if others > 0 {
+            writeln!(f, "and {others} groups without a failure (--verbose lists them)")?;
+        }
+        self.fmt_missing(f)?;
+        match f.alternate() {
+            true => self.fmt_failures(f)?,
+            false => self.fmt_first_failures(f)?,
+        }
         let (passed, failed) = (self.passed(), self.failed());
         if self.lacks_units() {
             writeln!(
@@ -269,5 +330,76 @@ impl fmt::Display for Report {
             self.elapsed.as_secs_f64(),
             self.on_tensor_cores
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report() -> Report {
+        let case = |id: String, outcome| CaseResult {
+            id,
+            outcome,
+            tolerance: 1.0,
+            elapsed: Duration::ZERO,
+        };
+        let missing = |i: usize| Outcome::Unsupported {
+            reason: "a long error".into(),
+            kernels: match i % 2 {
+                0 => vec!["core.matmul".into()],
+                _ => vec!["core.conv2d".into(), "core.matmul".into()],
+            },
+        };
+        let unsupported = (0..1000).map(|i| case(format!("core.op{}/forward/{i}", i % 50), missing(i)));
+        let wrong = (0..3).map(|i| {
+            let message = "expected 1, found 2".into();
+            case(format!("core.relu/forward/{i}"), Outcome::Fail { message })
+        });
+        Report {
+            device: "none".into(),
+            precision: Precision::F32,
+            on_tensor_cores: 0,
+            cases: unsupported.chain(wrong).collect(),
+            skipped: 0,
+            elapsed: Duration::ZERO,
+        }
+    }
+
+    #[test]
+    fn a_summary_counts_missing_kernels_and_shows_one_failure_of_a_group() {
+        let text = report().to_string();
+        assert!(text.lines().count() < 100, "{text}");
+        let count = |name: &str| {
+            let mut lines = text.lines().filter(|line| line.starts_with(name));
+            lines
+                .next()
+                .and_then(|line| line.split_whitespace().last())
+                .map(str::to_owned)
+        };
+        assert_eq!(count("core.matmul"), Some("1000".into()), "{text}");
+        assert_eq!(count("core.conv2d"), Some("500".into()), "{text}");
+        assert!(
+            text.contains("FAIL core.relu/forward/0\n    expected 1, found 2"),
+            "{text}"
+        );
+        assert!(
+            text.contains("2 other failures of core.relu") && !text.contains("core.relu/forward/1"),
+            "{text}"
+        );
+        assert!(text.contains("0 passed, 1003 failed"), "{text}");
+    }
+
+    #[test]
+    fn the_long_form_names_each_failure_once() {
+        let report = report();
+        let text = format!("{report:#}");
+        for case in &report.cases {
+            let named = text
+                .lines()
+                .filter(|line| line.ends_with(&format!(" {}", case.id)))
+                .count();
+            assert_eq!(named, 1, "{}", case.id);
+        }
     }
 }

@@ -40,13 +40,26 @@ pub(crate) enum Failure {
     /// A wrong result.
     Wrong(String),
     /// Kernels that are missing.
-    Unsupported(String),
+    Unsupported {
+        reason: String,
+        /// Their names, each once.
+        kernels: Vec<String>,
+    },
 }
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         match error {
-            Error::MissingKernels { .. } => Failure::Unsupported(error.to_string()),
+            Error::MissingKernels { ref missing, .. } => {
+                let name = |kernel: &str| kernel.split([' ', '(']).next().unwrap_or_default().to_owned();
+                let mut kernels: Vec<String> = missing.iter().map(|m| name(&m.kernel)).collect();
+                kernels.sort_unstable();
+                kernels.dedup();
+                Failure::Unsupported {
+                    reason: error.to_string(),
+                    kernels,
+                }
+            }
             _ => Failure::Wrong(error.to_string()),
         }
     }
@@ -253,12 +266,14 @@ fn run_case(device: &SharedDevice, case: Case, expected: Option<&ExpectedFailure
         (Ok(_), Some(e)) => Outcome::UnexpectedPass {
             reason: e.reason().to_owned(),
         },
-        (Err(Failure::Wrong(message) | Failure::Unsupported(message)), Some(e)) => Outcome::ExpectedFailure {
-            reason: e.reason().to_owned(),
-            message,
-        },
+        (Err(Failure::Wrong(message) | Failure::Unsupported { reason: message, .. }), Some(e)) => {
+            Outcome::ExpectedFailure {
+                reason: e.reason().to_owned(),
+                message,
+            }
+        }
         (Err(Failure::Wrong(message)), None) => Outcome::Fail { message },
-        (Err(Failure::Unsupported(reason)), None) => Outcome::Unsupported { reason },
+        (Err(Failure::Unsupported { reason, kernels }), None) => Outcome::Unsupported { reason, kernels },
     };
     CaseResult {
         id: case.id,

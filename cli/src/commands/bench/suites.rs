@@ -97,6 +97,13 @@ pub(super) fn measure(args: &Args) -> Outcome {
         }
     })?;
     failure?;
+    if record
+        .results
+        .iter()
+        .any(|m| m.share().is_some_and(|share| share > 1.0))
+    {
+        say(args, &wrapped(ABOVE_PEAK, columns(args.json), 2))?;
+    }
     let comparison = before
         .map(|before| RecordComparison::new(&before, &record))
         .transpose()?;
@@ -164,6 +171,10 @@ fn about_sizes(options: &Options, devices: &[BenchDevice]) -> String {
     }
     text
 }
+
+/// Explanation of shares that seem impossible.
+const ABOVE_PEAK: &str = "\nof peak above 100 %: peak rates are measured with 64 MB; smaller data stay in a cache, or the machine \
+     was busier when the peak was measured";
 
 fn compared(comparison: &RecordComparison, columns: Option<usize>) -> String {
     // What is left beside device, precision, ratio and mark.

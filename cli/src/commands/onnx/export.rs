@@ -10,7 +10,6 @@ use meganeura::onnx::{self, ExportOptions};
 
 use super::{DimOptions, Result, failed};
 use crate::commands::Outcome;
-use crate::commands::outputs::keep_inputs;
 use crate::output::line;
 
 const EXAMPLES: &str = "\
@@ -58,8 +57,6 @@ pub(crate) fn run(args: &Args) -> Outcome {
 }
 
 fn folder(args: &Args) -> Result<()> {
-    // An ONNX file may be written again in its place, a file of a folder not.
-    keep_inputs(&[("--out", Some(&args.out))], [args.model.as_path()])?;
     if let Some((name, _)) = args.dims.dims.first() {
         return Err(format!("--dim {name} is for ONNX files; give --batch for a model folder").into());
     }

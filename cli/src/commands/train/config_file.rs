@@ -89,7 +89,7 @@ pub(crate) fn effective(command: &Command, matches: &ArgMatches) -> Option<Strin
 pub(super) fn without_results(settings: &str) -> String {
     let is_kept = |line: &&str| {
         let key = line.split(" =").next().unwrap_or_default();
-        !RESULTS.contains(&key)
+        !line.starts_with('#') && !RESULTS.contains(&key)
     };
     settings
         .lines()
@@ -228,6 +228,15 @@ impl<'a> Options<'a> {
             let id = arg.get_id().as_str();
             // Defaults of what makes no sense with the others would only mislead.
             let Some(source) = self.matches.value_source(id) else {
+                if given().any(|other| self.conflict(arg, other)) {
+                    continue;
+                }
+                let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
+                let default = help
+                    .rsplit_once("[default: ")
+                    .and_then(|(_, text)| text.split_once(']'));
+                let default = default.map_or(String::new(), |(text, _)| format!("; default: {text}"));
+                text += &format!("# {key} is not set{default}\n");
                 continue;
             };
             if source == ValueSource::DefaultValue && given().any(|other| self.conflict(arg, other)) {

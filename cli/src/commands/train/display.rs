@@ -85,6 +85,14 @@ impl Display {
     }
 }
 
+/// Loss and speed of a run, after a comma; nothing if no epoch was completed.
+pub(super) fn training(loss: f64, steps_per_second: f64) -> String {
+    match loss.is_finite() {
+        true => format!(", train loss {loss:.4}, {steps_per_second:.0} steps/s"),
+        false => String::new(),
+    }
+}
+
 /// How long the rest of a run takes if it goes on as it did, evaluations included.
 fn remaining(elapsed: Duration, done: u64, all: u64) -> Duration {
     let rest = all.saturating_sub(done) as f64 / done.max(1) as f64;

@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::ValueEnum;
-use meganeura::nn::data::{Augmentation, Dataset};
+use meganeura::nn::data::{Augmentation, Dataset, Remainder};
 use meganeura::nn::model::{Architecture, Loss, Model as Trained, Task};
 use meganeura::nn::trainer::{Evaluation, OptimizerChoice, TrainConfig, TrainReport, Trainer};
 use serde_json::{Value, json};
@@ -75,6 +75,11 @@ pub(crate) struct Args {
     /// Units of each hidden layer of the perceptron, or of the one of the cnn [default: 256,128; cnn: 64]
     #[arg(long, value_name = "SIZES", value_delimiter = ',')]
     hidden: Vec<usize>,
+
+    /// Probability of dropout after each hidden layer of the perceptron, or before each fully connected layer of the cnn; 0
+    /// is none [default: of the network]
+    #[arg(long, value_name = "P", conflicts_with = "onnx", value_parser = probability)]
+    dropout: Option<f32>,
 
     /// Folder for the trained model, from which `predict` and `evaluate` work; an earlier model in it is replaced. With
     /// --onnx, the ONNX file to write.
@@ -184,6 +189,11 @@ impl Args {
             }
             _ => return Err(format!("--hidden: not for the network {}", self.model.name()).into()),
         }
+        match (&mut architecture, self.dropout) {
+            (_, None) => {}
+            (Architecture::Mlp { dropout, .. } | Architecture::Cnn { dropout, .. }, Some(p)) => *dropout = p,
+            _ => return Err(format!("--dropout: not for the network {}", self.model.name()).into()),
+        }
         Ok(architecture)
     }
 
@@ -196,6 +206,12 @@ impl Args {
             (loss, _) => Ok(loss),
         }
     }
+}
+
+/// A probability of dropout.
+fn probability(text: &str) -> Result<f32, String> {
+    let p = text.parse().ok().filter(|p| (0.0..1.0).contains(p));
+    p.ok_or_else(|| "give a number from 0 to below 1".to_owned())
 }
 
 /// What came out of a run.
@@ -268,7 +284,15 @@ fn train(args: &Args, ranks: &Ranks) -> Outcome {
     if config.batch_size == 0 {
         return Err("--batch 0: a batch has at least one example".into());
     }
-    let loss = args.loss(&loaded.task)?;
+    let mut loss = args.loss(&loaded.task)?;
+    if !train.len().is_multiple_of(config.batch_size) {
+        // The last batch has fewer examples, whose weights take an input of the graph.
+        config.remainder = Remainder::Keep;
+        loss = match loss {
+            Loss::Regression => Loss::WeightedRegression,
+            _ => Loss::SoftClasses,
+        };
+    }
     let shape = train.feature_shape().to_vec();
     config.check_ranks()?;
     let (architecture, graph) = match &imported {
@@ -286,7 +310,7 @@ fn train(args: &Args, ranks: &Ranks) -> Outcome {
     interrupt::watch(&args.run);
     if !args.run.json {
         introduce(args, &loaded, &trainer)?;
-        ranks.introduce(trainer.config().batch_size)?;
+        ranks.introduce(trainer.config().batch_size, &graph)?;
         logs.introduce()?;
     }
     let results = fit(args, &logs, &loaded, &mut trainer)?;
@@ -460,9 +484,8 @@ fn conclude(args: &Args, results: &Results) -> std::io::Result<()> {
         ),
     };
     line(format_args!(
-        "{quality}, train loss {:.4}, {:.0} steps/s, compiled in {:.3} s, {:.1} s in all",
-        results.train_loss(kept_best),
-        steps_per_second(report),
+        "{quality}{}, compiled in {:.3} s, {:.1} s in all",
+        display::training(results.train_loss(kept_best), steps_per_second(report)),
         report.compile_seconds,
         report.compile_seconds + report.seconds
     ))?;

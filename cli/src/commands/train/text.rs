@@ -17,7 +17,9 @@ use serde_json::{Value, json};
 
 use super::logs::Logs;
 use super::options::RunOptions;
-use super::{default_rate, ended, finite, interrupt, introduce_plan, is_interrupted, parameters, steps_per_second};
+use super::{
+    default_rate, display, ended, finite, interrupt, introduce_plan, is_interrupted, parameters, steps_per_second,
+};
 use crate::commands::Outcome;
 use crate::commands::language::{locate, storage};
 use crate::commands::outputs::keep_inputs;
@@ -156,14 +158,15 @@ fn train(args: &Args, ranks: &Ranks) -> Outcome {
         // Before memory is taken for what the configuration says.
         checkpoint.check_model(&network)?;
     }
-    let mut trainer = Trainer::new(graph, config)?;
+    let graph = graph(config.local_batch_size());
+    let mut trainer = Trainer::from_graph(&graph, config)?;
     if let Some(checkpoint) = checkpoint {
         checkpoint.load_into(trainer.session_mut())?;
     }
     interrupt::watch(&args.run);
     if !args.run.json {
         introduce(args, &trainer, &train, tokens.len(), rows)?;
-        ranks.introduce(trainer.config().batch_size)?;
+        ranks.introduce(trainer.config().batch_size, &graph)?;
         logs.introduce()?;
     }
     let parts = Parts {
@@ -348,6 +351,13 @@ fn introduce(args: &Args, trainer: &Trainer, train: &Dataset, tokens: usize, row
         trainer.session().device().capabilities().name,
         train.len(),
     ))?;
+    let batch = trainer.config().batch_size;
+    let left_out = train.len() % batch;
+    if left_out > 0 {
+        line(format_args!(
+            "{left_out} examples do not fill a batch of {batch}; each epoch leaves out {left_out}, chosen at random"
+        ))?;
+    }
     introduce_plan(trainer)
 }
 
@@ -403,9 +413,12 @@ fn conclude(
         )
     });
     line(format_args!(
-        "train loss {:.4}{test}, {:.0} steps/s, compiled in {:.1} s, {:.1} s in all",
-        report.epochs.last().map_or(f64::NAN, |e| e.train_loss),
-        steps_per_second(report),
+        "{} steps{}{test}, compiled in {:.1} s, {:.1} s in all",
+        report.total_steps,
+        display::training(
+            report.epochs.last().map_or(f64::NAN, |e| e.train_loss),
+            steps_per_second(report)
+        ),
         report.compile_seconds,
         report.compile_seconds + report.seconds
     ))?;

@@ -81,19 +81,26 @@ const percent = (part) => `${(100 * part).toFixed(1)}\u00a0%`;
 const share = (part) => `${percent(part)}<span class="share" style="--share:${Math.min(1, part).toFixed(3)}"></span>`;
 
 const timeline = new Timeline(byId("timeline"), data.plan);
-const whole = timeline.bars.reduce((sum, b) => sum + b.ps, 0) || 1;
+// Segments that run once, when parameters were written, are no part of a step.
+const once = data.plan.segments.filter((s) => s.once);
+const isOnce = (i) => once.some((s) => i >= s.first && i < s.first + s.count);
+const sum = (list) => list.reduce((total, d) => total + (d.ps || 0), 0);
+const whole = sum(data.plan.dispatches.filter((_, i) => !isOnce(i))) || 1;
+const onceTime = sum(data.plan.dispatches.filter((_, i) => isOnce(i)));
 byId("time-source").textContent = "estimated by the device's cost model";
 const cost = data.cost, last = cost.clustered || cost.rewritten;
-// Plans with recomputation have dispatches that rewriting did not count.
+// Plans with recomputation or an optimizer have dispatches that rewriting did not count.
 const isWhole = Math.abs(whole - last) <= 0.005 * whole;
-byId("time-sum").textContent = `All dispatches together take ${time(whole)}, `
-  + (isWhole ? "the estimated step" : `more than the estimated step of ${time(last)}, which has no recomputation`)
-  + (timeline.end < 0.999 * whole
+const difference = data.plan.is_recomputed ? "without recomputation" : "of the rewritten graph, before it was planned";
+byId("time-sum").textContent = `All dispatches of a step together take ${time(whole)}`
+  + (isWhole ? ", the estimated step" : `; the estimate ${difference} is ${time(last)}`)
+  + (onceTime ? `; those that run once, when parameters were written, take ${time(onceTime)}` : "")
+  + (timeline.end < 0.999 * (whole + onceTime)
     ? `; the timeline ends at ${time(timeline.end)}, because the dispatches of a level are drawn as if they ran at the same time.` : ".")
   + (timeline.lanes > LANES ? ` Dispatches after the first ${LANES - 1} of a level share the last line.` : "");
 table("dispatches", [["estimated", true], ["share", true], ["kernel", false], ["from", false], ["reads → writes", false], ["traffic", true]],
   [...timeline.bars].sort((a, b) => b.ps - a.ps).slice(0, 40).map((b) => [
-    time(b.ps), share(b.ps / whole), kernelLink(b), soft(origin(b)), escapeHtml(`${b.in.join(", ")} → ${b.out.join(", ")}`),
+    time(b.ps), share(b.ps / (whole + onceTime)), kernelLink(b), soft(origin(b)), escapeHtml(`${b.in.join(", ")} → ${b.out.join(", ")}`),
     bytes(b.bytes)]));
 
 if (data.kernels.length) new KernelCard(timeline, data.kernels);
@@ -136,13 +143,13 @@ else for (const id of ["tensors", "tensors-link"]) byId(id).remove();
 // ---- tiles -------------------------------------------------------------------------------------------
 
 const saved = (from, to) => (from > 0 ? ` (${to <= from ? "−" : "+"}${Math.abs(100 * (1 - to / from)).toFixed(1)}\u00a0%)` : "");
-const levels = data.plan.segments.map((s) => (s.count ? data.plan.dispatches[s.first + s.count - 1].level + 1 : 0));
 const tiles = [
   [`${before.length}\u00a0→ ${after.length}`, "nodes"],
-  [`${time(cost.before)}\u00a0→ ${time(last)}`, `estimated step, the sum of its dispatches${isWhole ? "" : " without recomputation"}${saved(cost.before, last)}`],
+  [`${time(cost.before)}\u00a0→ ${time(last)}`, `estimated step, the sum of its dispatches${isWhole ? "" : ` ${difference}`}${saved(cost.before, last)}`],
   [cost.greedy ? time(cost.greedy) : "–", "greedy rewriting, for comparison"],
   [cost.exact ? "exact" : "not exact", cost.budget ? `extraction; budget hit: ${cost.budget}` : "extraction; no budget hit"],
-  [`${data.plan.dispatches.length} in ${levels.reduce((a, b) => a + b, 0)}`, "dispatches in levels"],
+  [`${data.plan.step_dispatches} in ${data.plan.step_levels}`, "dispatches in levels"
+    + (data.plan.prepared_dispatches ? `, and ${data.plan.prepared_dispatches} that run once, when parameters were written` : "")],
   data.memory
     ? [bytes(data.memory.peak), `memory; ${bytes(data.memory.unplanned)} without sharing`]
     : [bytes(data.plan.bytes), `in ${data.plan.buffers} buffers`],

@@ -76,6 +76,15 @@ static void status_free(MgnStatus *s) { free(s); }
 
 static MgnStatus *device_count(MgnBytes settings, uint32_t *count) {
     (void)settings;
+#if CASE == 43
+    exit(0);
+#elif CASE == 44
+    abort();
+#elif CASE == 46
+    volatile int on = 1;
+    while (on)
+        ;
+#endif
     *count = CASE == 14 ? 4000000000u : 1;
 #if CASE == 15
     static uint32_t garbage[64] = {7};
@@ -88,6 +97,9 @@ static MgnStatus *device_count(MgnBytes settings, uint32_t *count) {
 
 static MgnStatus *device_info(MgnBytes settings, uint32_t index, MgnDeviceInfo *info) {
     (void)settings, (void)index;
+#if CASE == 45
+    exit(0);
+#endif
     info->kind = CASE == 17 ? 77 : MGN_DEVICE_SOFTWARE;
     info->dtypes = CASE == 26 ? 2 : 31;
     info->bytes_per_second = CASE == 16 ? NAN : 1e9;
