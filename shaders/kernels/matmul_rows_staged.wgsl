@@ -1,7 +1,8 @@
 // Matrix product of few rows with a large matrix whose columns lie along K, as for a token of a model of billions of parameters.
 //
-// A workgroup first stores the rows in shared memory (CHUNK units at a time), and then computes one TILE of columns after the other.
-// Each column has LANES threads. A thread loads COUNT units of COLUMNS columns before it waits for any of them. A unit is UNIT vectors
+// A workgroup stores the rows in shared memory (CHUNK units at a time), and then computes one TILE of columns after the other.
+// Each column has LANES threads. A thread has COUNT units of COLUMNS columns in flight
+// while rows are stored, and while earlier units are added. A unit is UNIT vectors
 // of four terms: a block of packed weights, or one vector of a plain matrix. An element of a row is read from shared memory once for
 // COLUMNS columns. Where there are few columns, K is cut into PARTS (split-K).
 //
@@ -102,8 +103,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let slot = local % LANES;
     let first_unit = part * UNITS;
     let end = min(first_unit + UNITS, ALL_UNITS);
-    await_earlier_launches();
+    // @if CHUNKS > 1
+    //# await_earlier_launches();
     // @insert before
+    // @end
     // @repeat n < TILES
     {
         let tile = first_tile + n * ACROSS;
@@ -120,10 +123,29 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         {
         // @end
             let chunk_end = min(chunk + CHUNK, end);
-            // @if CHUNKS > 1 || n == 0
+            // What comes before needs none of the matrix, which is loaded meanwhile.
+            // @repeat u < COUNT
+            let first_u = min(chunk + slot + u * LANES, chunk_end - 1u);
+            // @repeat c < COLUMNS
+            // @if PACKED
+            //# var low_u_c = load_low(batch, column_c, first_u);
+            // @if HIGH
+            //# var high_u_c = load_high(batch, column_c, first_u);
+            // @end
+            //# var scales_u_c = load_scales(batch, column_c, first_u);
+            // @else
+            var b_u_c = load_b(batch, column_c, first_u);
+            // @end
+            // @end
+            // @end
+            // @if CHUNKS == 1 && n == 0
+            await_earlier_launches();
+            // @insert before
+            // @end
             // @if CHUNKS > 1
             //# workgroupBarrier();
             // @end
+            // @if CHUNKS > 1 || n == 0
             for (var i = local; i < M * CHUNK_VECTORS; i += THREADS) {
                 let row = i / CHUNK_VECTORS;
                 let vector = i % CHUNK_VECTORS;
@@ -150,15 +172,27 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             for (var k = chunk + slot; k < chunk_end; k += COUNT * LANES) {
                 // @repeat u < COUNT
                 let k_u = min(k + u * LANES, chunk_end - 1u);
+                // The units of the next round are loaded while those of this one are added.
+                let next_u = min(k + (COUNT + u) * LANES, chunk_end - 1u);
                 // @repeat c < COLUMNS
                 // @if PACKED
-                //# let low_u_c = load_low(batch, column_c, k_u);
+                //# let own_low_u_c = low_u_c;
                 // @if HIGH
-                //# let high_u_c = load_high(batch, column_c, k_u);
+                //# let own_high_u_c = high_u_c;
                 // @end
-                //# let scales_u_c = load_scales(batch, column_c, k_u);
+                //# let own_scales_u_c = scales_u_c;
+                // @if COUNT * LANES < CHUNK
+                //# low_u_c = load_low(batch, column_c, next_u);
+                // @if HIGH
+                //# high_u_c = load_high(batch, column_c, next_u);
+                // @end
+                //# scales_u_c = load_scales(batch, column_c, next_u);
+                // @end
                 // @else
-                let b_u_c = load_b(batch, column_c, k_u);
+                let own_b_u_c = b_u_c;
+                // @if COUNT * LANES < CHUNK
+                b_u_c = load_b(batch, column_c, next_u);
+                // @end
                 // @end
                 // @end
                 // @end
@@ -179,24 +213,24 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
                 //# var upper_u_t = 0.0;
                 // @repeat v < UNIT / 2
                 // @if HIGH
-                //# lower_u_t = add_terms(lower_u_t, x_u_r_v, expand(low_u_c, high_u_c, v));
+                //# lower_u_t = add_terms(lower_u_t, x_u_r_v, expand(own_low_u_c, own_high_u_c, v));
                 // @else
-                //# lower_u_t = add_terms(lower_u_t, x_u_r_v, expand(low_u_c, low_u_c, v));
+                //# lower_u_t = add_terms(lower_u_t, x_u_r_v, expand(own_low_u_c, own_low_u_c, v));
                 // @end
                 // @end
                 // @repeat v in UNIT / 2..UNIT
                 // @if HIGH
-                //# upper_u_t = add_terms(upper_u_t, x_u_r_v, expand(low_u_c, high_u_c, v));
+                //# upper_u_t = add_terms(upper_u_t, x_u_r_v, expand(own_low_u_c, own_high_u_c, v));
                 // @else
-                //# upper_u_t = add_terms(upper_u_t, x_u_r_v, expand(low_u_c, low_u_c, v));
+                //# upper_u_t = add_terms(upper_u_t, x_u_r_v, expand(own_low_u_c, own_low_u_c, v));
                 // @end
                 // @end
-                //# sum_t += select(0.0, scaled(scales_u_c, vec2<f32>(lower_u_t, upper_u_t), terms_u_r), is_inside_u);
+                //# sum_t += select(0.0, scaled(own_scales_u_c, vec2<f32>(lower_u_t, upper_u_t), terms_u_r), is_inside_u);
                 // @end
                 // @else
                 let x_u_r = select(vec4<f32>(), staged[r * ROW + at_u], is_inside_u);
                 // @repeat c < COLUMNS, t in r * COLUMNS + c..r * COLUMNS + c + 1
-                let y_u_t = select(vec4<f32>(), b_u_c, is_inside_u);
+                let y_u_t = select(vec4<f32>(), own_b_u_c, is_inside_u);
                 sum_t = add_terms(sum_t, x_u_r, y_u_t);
                 // @end
                 // @end

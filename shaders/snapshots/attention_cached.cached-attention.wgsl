@@ -25,9 +25,9 @@ const ROWS_K: u32 = 4096u;
 const HEADS: u32 = 4u;
 const HEAD_DIM: u32 = 64u;
 // Keys of a tile, threads that share a key, and workgroups that share the keys of a query.
-const KEYS: u32 = 512u;
+const KEYS: u32 = 128u;
 const SHARING: u32 = 4u;
-const WORKGROUPS: u32 = 8u;
+const WORKGROUPS: u32 = 32u;
 // Threads side by side in the sum of values: vectors of a head, up to a power of two.
 const ACROSS: u32 = 16u;
 const GROUP: u32 = 2u;

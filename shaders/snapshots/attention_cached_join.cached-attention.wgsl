@@ -12,7 +12,7 @@ const ROWS_Q: u32 = 1u;
 const HEADS: u32 = 4u;
 const HEAD_DIM: u32 = 64u;
 // Workgroups that share the keys of a query.
-const WORKGROUPS: u32 = 8u;
+const WORKGROUPS: u32 = 32u;
 const VECTORS: u32 = 16u;
 const THREADS: u32 = 256u;
 fn store(start: u32, vector: u32, value: vec4<f32>) {

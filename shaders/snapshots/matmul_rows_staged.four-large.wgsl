@@ -3,8 +3,9 @@ var<storage, read> b1: array<vec4<f32>>;
 var<storage, read> b2: array<vec4<f32>>;
 // Matrix product of few rows with a large matrix whose columns lie along K, as for a token of a model of billions of parameters.
 //
-// A workgroup first stores the rows in shared memory (CHUNK units at a time), and then computes one TILE of columns after the other.
-// Each column has LANES threads. A thread loads COUNT units of COLUMNS columns before it waits for any of them. A unit is UNIT vectors
+// A workgroup stores the rows in shared memory (CHUNK units at a time), and then computes one TILE of columns after the other.
+// Each column has LANES threads. A thread has COUNT units of COLUMNS columns in flight
+// while rows are stored, and while earlier units are added. A unit is UNIT vectors
 // of four terms: a block of packed weights, or one vector of a plain matrix. An element of a row is read from shared memory once for
 // COLUMNS columns. Where there are few columns, K is cut into PARTS (split-K).
 //
@@ -79,6 +80,19 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         var sum_7 = 0.0;
         for (var chunk = first_unit; chunk < end; chunk += CHUNK) {
             let chunk_end = min(chunk + CHUNK, end);
+            // What comes before needs none of the matrix, which is loaded meanwhile.
+            let first_0 = min(chunk + slot + 0u * LANES, chunk_end - 1u);
+            var b_0_0 = load_b(batch, column_0, first_0);
+            var b_0_1 = load_b(batch, column_1, first_0);
+            let first_1 = min(chunk + slot + 1u * LANES, chunk_end - 1u);
+            var b_1_0 = load_b(batch, column_0, first_1);
+            var b_1_1 = load_b(batch, column_1, first_1);
+            let first_2 = min(chunk + slot + 2u * LANES, chunk_end - 1u);
+            var b_2_0 = load_b(batch, column_0, first_2);
+            var b_2_1 = load_b(batch, column_1, first_2);
+            let first_3 = min(chunk + slot + 3u * LANES, chunk_end - 1u);
+            var b_3_0 = load_b(batch, column_0, first_3);
+            var b_3_1 = load_b(batch, column_1, first_3);
             workgroupBarrier();
             for (var i = local; i < M * CHUNK_VECTORS; i += THREADS) {
                 let row = i / CHUNK_VECTORS;
@@ -90,104 +104,120 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             workgroupBarrier();
             for (var k = chunk + slot; k < chunk_end; k += COUNT * LANES) {
                 let k_0 = min(k + 0u * LANES, chunk_end - 1u);
-                let b_0_0 = load_b(batch, column_0, k_0);
-                let b_0_1 = load_b(batch, column_1, k_0);
+                // The units of the next round are loaded while those of this one are added.
+                let next_0 = min(k + (COUNT + 0u) * LANES, chunk_end - 1u);
+                let own_b_0_0 = b_0_0;
+                b_0_0 = load_b(batch, column_0, next_0);
+                let own_b_0_1 = b_0_1;
+                b_0_1 = load_b(batch, column_1, next_0);
                 let k_1 = min(k + 1u * LANES, chunk_end - 1u);
-                let b_1_0 = load_b(batch, column_0, k_1);
-                let b_1_1 = load_b(batch, column_1, k_1);
+                // The units of the next round are loaded while those of this one are added.
+                let next_1 = min(k + (COUNT + 1u) * LANES, chunk_end - 1u);
+                let own_b_1_0 = b_1_0;
+                b_1_0 = load_b(batch, column_0, next_1);
+                let own_b_1_1 = b_1_1;
+                b_1_1 = load_b(batch, column_1, next_1);
                 let k_2 = min(k + 2u * LANES, chunk_end - 1u);
-                let b_2_0 = load_b(batch, column_0, k_2);
-                let b_2_1 = load_b(batch, column_1, k_2);
+                // The units of the next round are loaded while those of this one are added.
+                let next_2 = min(k + (COUNT + 2u) * LANES, chunk_end - 1u);
+                let own_b_2_0 = b_2_0;
+                b_2_0 = load_b(batch, column_0, next_2);
+                let own_b_2_1 = b_2_1;
+                b_2_1 = load_b(batch, column_1, next_2);
                 let k_3 = min(k + 3u * LANES, chunk_end - 1u);
-                let b_3_0 = load_b(batch, column_0, k_3);
-                let b_3_1 = load_b(batch, column_1, k_3);
+                // The units of the next round are loaded while those of this one are added.
+                let next_3 = min(k + (COUNT + 3u) * LANES, chunk_end - 1u);
+                let own_b_3_0 = b_3_0;
+                b_3_0 = load_b(batch, column_0, next_3);
+                let own_b_3_1 = b_3_1;
+                b_3_1 = load_b(batch, column_1, next_3);
                 let at_0 = (k_0 - chunk) * STRIDE;
                 let is_inside_0 = k + 0u * LANES < chunk_end;
                 let x_0_0 = select(vec4<f32>(), staged[0u * ROW + at_0], is_inside_0);
-                let y_0_0 = select(vec4<f32>(), b_0_0, is_inside_0);
+                let y_0_0 = select(vec4<f32>(), own_b_0_0, is_inside_0);
                 sum_0 = add_terms(sum_0, x_0_0, y_0_0);
-                let y_0_1 = select(vec4<f32>(), b_0_1, is_inside_0);
+                let y_0_1 = select(vec4<f32>(), own_b_0_1, is_inside_0);
                 sum_1 = add_terms(sum_1, x_0_0, y_0_1);
                 let x_0_1 = select(vec4<f32>(), staged[1u * ROW + at_0], is_inside_0);
-                let y_0_2 = select(vec4<f32>(), b_0_0, is_inside_0);
+                let y_0_2 = select(vec4<f32>(), own_b_0_0, is_inside_0);
                 sum_2 = add_terms(sum_2, x_0_1, y_0_2);
-                let y_0_3 = select(vec4<f32>(), b_0_1, is_inside_0);
+                let y_0_3 = select(vec4<f32>(), own_b_0_1, is_inside_0);
                 sum_3 = add_terms(sum_3, x_0_1, y_0_3);
                 let x_0_2 = select(vec4<f32>(), staged[2u * ROW + at_0], is_inside_0);
-                let y_0_4 = select(vec4<f32>(), b_0_0, is_inside_0);
+                let y_0_4 = select(vec4<f32>(), own_b_0_0, is_inside_0);
                 sum_4 = add_terms(sum_4, x_0_2, y_0_4);
-                let y_0_5 = select(vec4<f32>(), b_0_1, is_inside_0);
+                let y_0_5 = select(vec4<f32>(), own_b_0_1, is_inside_0);
                 sum_5 = add_terms(sum_5, x_0_2, y_0_5);
                 let x_0_3 = select(vec4<f32>(), staged[3u * ROW + at_0], is_inside_0);
-                let y_0_6 = select(vec4<f32>(), b_0_0, is_inside_0);
+                let y_0_6 = select(vec4<f32>(), own_b_0_0, is_inside_0);
                 sum_6 = add_terms(sum_6, x_0_3, y_0_6);
-                let y_0_7 = select(vec4<f32>(), b_0_1, is_inside_0);
+                let y_0_7 = select(vec4<f32>(), own_b_0_1, is_inside_0);
                 sum_7 = add_terms(sum_7, x_0_3, y_0_7);
                 let at_1 = (k_1 - chunk) * STRIDE;
                 let is_inside_1 = k + 1u * LANES < chunk_end;
                 let x_1_0 = select(vec4<f32>(), staged[0u * ROW + at_1], is_inside_1);
-                let y_1_0 = select(vec4<f32>(), b_1_0, is_inside_1);
+                let y_1_0 = select(vec4<f32>(), own_b_1_0, is_inside_1);
                 sum_0 = add_terms(sum_0, x_1_0, y_1_0);
-                let y_1_1 = select(vec4<f32>(), b_1_1, is_inside_1);
+                let y_1_1 = select(vec4<f32>(), own_b_1_1, is_inside_1);
                 sum_1 = add_terms(sum_1, x_1_0, y_1_1);
                 let x_1_1 = select(vec4<f32>(), staged[1u * ROW + at_1], is_inside_1);
-                let y_1_2 = select(vec4<f32>(), b_1_0, is_inside_1);
+                let y_1_2 = select(vec4<f32>(), own_b_1_0, is_inside_1);
                 sum_2 = add_terms(sum_2, x_1_1, y_1_2);
-                let y_1_3 = select(vec4<f32>(), b_1_1, is_inside_1);
+                let y_1_3 = select(vec4<f32>(), own_b_1_1, is_inside_1);
                 sum_3 = add_terms(sum_3, x_1_1, y_1_3);
                 let x_1_2 = select(vec4<f32>(), staged[2u * ROW + at_1], is_inside_1);
-                let y_1_4 = select(vec4<f32>(), b_1_0, is_inside_1);
+                let y_1_4 = select(vec4<f32>(), own_b_1_0, is_inside_1);
                 sum_4 = add_terms(sum_4, x_1_2, y_1_4);
-                let y_1_5 = select(vec4<f32>(), b_1_1, is_inside_1);
+                let y_1_5 = select(vec4<f32>(), own_b_1_1, is_inside_1);
                 sum_5 = add_terms(sum_5, x_1_2, y_1_5);
                 let x_1_3 = select(vec4<f32>(), staged[3u * ROW + at_1], is_inside_1);
-                let y_1_6 = select(vec4<f32>(), b_1_0, is_inside_1);
+                let y_1_6 = select(vec4<f32>(), own_b_1_0, is_inside_1);
                 sum_6 = add_terms(sum_6, x_1_3, y_1_6);
-                let y_1_7 = select(vec4<f32>(), b_1_1, is_inside_1);
+                let y_1_7 = select(vec4<f32>(), own_b_1_1, is_inside_1);
                 sum_7 = add_terms(sum_7, x_1_3, y_1_7);
                 let at_2 = (k_2 - chunk) * STRIDE;
                 let is_inside_2 = k + 2u * LANES < chunk_end;
                 let x_2_0 = select(vec4<f32>(), staged[0u * ROW + at_2], is_inside_2);
-                let y_2_0 = select(vec4<f32>(), b_2_0, is_inside_2);
+                let y_2_0 = select(vec4<f32>(), own_b_2_0, is_inside_2);
                 sum_0 = add_terms(sum_0, x_2_0, y_2_0);
-                let y_2_1 = select(vec4<f32>(), b_2_1, is_inside_2);
+                let y_2_1 = select(vec4<f32>(), own_b_2_1, is_inside_2);
                 sum_1 = add_terms(sum_1, x_2_0, y_2_1);
                 let x_2_1 = select(vec4<f32>(), staged[1u * ROW + at_2], is_inside_2);
-                let y_2_2 = select(vec4<f32>(), b_2_0, is_inside_2);
+                let y_2_2 = select(vec4<f32>(), own_b_2_0, is_inside_2);
                 sum_2 = add_terms(sum_2, x_2_1, y_2_2);
-                let y_2_3 = select(vec4<f32>(), b_2_1, is_inside_2);
+                let y_2_3 = select(vec4<f32>(), own_b_2_1, is_inside_2);
                 sum_3 = add_terms(sum_3, x_2_1, y_2_3);
                 let x_2_2 = select(vec4<f32>(), staged[2u * ROW + at_2], is_inside_2);
-                let y_2_4 = select(vec4<f32>(), b_2_0, is_inside_2);
+                let y_2_4 = select(vec4<f32>(), own_b_2_0, is_inside_2);
                 sum_4 = add_terms(sum_4, x_2_2, y_2_4);
-                let y_2_5 = select(vec4<f32>(), b_2_1, is_inside_2);
+                let y_2_5 = select(vec4<f32>(), own_b_2_1, is_inside_2);
                 sum_5 = add_terms(sum_5, x_2_2, y_2_5);
                 let x_2_3 = select(vec4<f32>(), staged[3u * ROW + at_2], is_inside_2);
-                let y_2_6 = select(vec4<f32>(), b_2_0, is_inside_2);
+                let y_2_6 = select(vec4<f32>(), own_b_2_0, is_inside_2);
                 sum_6 = add_terms(sum_6, x_2_3, y_2_6);
-                let y_2_7 = select(vec4<f32>(), b_2_1, is_inside_2);
+                let y_2_7 = select(vec4<f32>(), own_b_2_1, is_inside_2);
                 sum_7 = add_terms(sum_7, x_2_3, y_2_7);
                 let at_3 = (k_3 - chunk) * STRIDE;
                 let is_inside_3 = k + 3u * LANES < chunk_end;
                 let x_3_0 = select(vec4<f32>(), staged[0u * ROW + at_3], is_inside_3);
-                let y_3_0 = select(vec4<f32>(), b_3_0, is_inside_3);
+                let y_3_0 = select(vec4<f32>(), own_b_3_0, is_inside_3);
                 sum_0 = add_terms(sum_0, x_3_0, y_3_0);
-                let y_3_1 = select(vec4<f32>(), b_3_1, is_inside_3);
+                let y_3_1 = select(vec4<f32>(), own_b_3_1, is_inside_3);
                 sum_1 = add_terms(sum_1, x_3_0, y_3_1);
                 let x_3_1 = select(vec4<f32>(), staged[1u * ROW + at_3], is_inside_3);
-                let y_3_2 = select(vec4<f32>(), b_3_0, is_inside_3);
+                let y_3_2 = select(vec4<f32>(), own_b_3_0, is_inside_3);
                 sum_2 = add_terms(sum_2, x_3_1, y_3_2);
-                let y_3_3 = select(vec4<f32>(), b_3_1, is_inside_3);
+                let y_3_3 = select(vec4<f32>(), own_b_3_1, is_inside_3);
                 sum_3 = add_terms(sum_3, x_3_1, y_3_3);
                 let x_3_2 = select(vec4<f32>(), staged[2u * ROW + at_3], is_inside_3);
-                let y_3_4 = select(vec4<f32>(), b_3_0, is_inside_3);
+                let y_3_4 = select(vec4<f32>(), own_b_3_0, is_inside_3);
                 sum_4 = add_terms(sum_4, x_3_2, y_3_4);
-                let y_3_5 = select(vec4<f32>(), b_3_1, is_inside_3);
+                let y_3_5 = select(vec4<f32>(), own_b_3_1, is_inside_3);
                 sum_5 = add_terms(sum_5, x_3_2, y_3_5);
                 let x_3_3 = select(vec4<f32>(), staged[3u * ROW + at_3], is_inside_3);
-                let y_3_6 = select(vec4<f32>(), b_3_0, is_inside_3);
+                let y_3_6 = select(vec4<f32>(), own_b_3_0, is_inside_3);
                 sum_6 = add_terms(sum_6, x_3_3, y_3_6);
-                let y_3_7 = select(vec4<f32>(), b_3_1, is_inside_3);
+                let y_3_7 = select(vec4<f32>(), own_b_3_1, is_inside_3);
                 sum_7 = add_terms(sum_7, x_3_3, y_3_7);
             }
         }

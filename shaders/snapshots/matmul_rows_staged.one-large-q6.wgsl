@@ -5,8 +5,9 @@ var<storage, read> b2: array<f16>;
 var<storage, read> b3: array<vec4<f32>>;
 // Matrix product of few rows with a large matrix whose columns lie along K, as for a token of a model of billions of parameters.
 //
-// A workgroup first stores the rows in shared memory (CHUNK units at a time), and then computes one TILE of columns after the other.
-// Each column has LANES threads. A thread loads COUNT units of COLUMNS columns before it waits for any of them. A unit is UNIT vectors
+// A workgroup stores the rows in shared memory (CHUNK units at a time), and then computes one TILE of columns after the other.
+// Each column has LANES threads. A thread has COUNT units of COLUMNS columns in flight
+// while rows are stored, and while earlier units are added. A unit is UNIT vectors
 // of four terms: a block of packed weights, or one vector of a plain matrix. An element of a row is read from shared memory once for
 // COLUMNS columns. Where there are few columns, K is cut into PARTS (split-K).
 //
@@ -87,7 +88,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let slot = local % LANES;
     let first_unit = part * UNITS;
     let end = min(first_unit + UNITS, ALL_UNITS);
-    await_earlier_launches();
     {
         let tile = first_tile + 0u * ACROSS;
         let column_0 = min(column_of(tile, 0u * GROUPS + local / LANES), N - 1u);
@@ -101,6 +101,21 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         let chunk = first_unit;
         {
             let chunk_end = min(chunk + CHUNK, end);
+            // What comes before needs none of the matrix, which is loaded meanwhile.
+            let first_0 = min(chunk + slot + 0u * LANES, chunk_end - 1u);
+            var low_0_0 = load_low(batch, column_0, first_0);
+            var high_0_0 = load_high(batch, column_0, first_0);
+            var scales_0_0 = load_scales(batch, column_0, first_0);
+            var low_0_1 = load_low(batch, column_1, first_0);
+            var high_0_1 = load_high(batch, column_1, first_0);
+            var scales_0_1 = load_scales(batch, column_1, first_0);
+            var low_0_2 = load_low(batch, column_2, first_0);
+            var high_0_2 = load_high(batch, column_2, first_0);
+            var scales_0_2 = load_scales(batch, column_2, first_0);
+            var low_0_3 = load_low(batch, column_3, first_0);
+            var high_0_3 = load_high(batch, column_3, first_0);
+            var scales_0_3 = load_scales(batch, column_3, first_0);
+            await_earlier_launches();
             for (var i = local; i < M * CHUNK_VECTORS; i += THREADS) {
                 let row = i / CHUNK_VECTORS;
                 let vector = i % CHUNK_VECTORS;
@@ -111,18 +126,32 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             workgroupBarrier();
             for (var k = chunk + slot; k < chunk_end; k += COUNT * LANES) {
                 let k_0 = min(k + 0u * LANES, chunk_end - 1u);
-                let low_0_0 = load_low(batch, column_0, k_0);
-                let high_0_0 = load_high(batch, column_0, k_0);
-                let scales_0_0 = load_scales(batch, column_0, k_0);
-                let low_0_1 = load_low(batch, column_1, k_0);
-                let high_0_1 = load_high(batch, column_1, k_0);
-                let scales_0_1 = load_scales(batch, column_1, k_0);
-                let low_0_2 = load_low(batch, column_2, k_0);
-                let high_0_2 = load_high(batch, column_2, k_0);
-                let scales_0_2 = load_scales(batch, column_2, k_0);
-                let low_0_3 = load_low(batch, column_3, k_0);
-                let high_0_3 = load_high(batch, column_3, k_0);
-                let scales_0_3 = load_scales(batch, column_3, k_0);
+                // The units of the next round are loaded while those of this one are added.
+                let next_0 = min(k + (COUNT + 0u) * LANES, chunk_end - 1u);
+                let own_low_0_0 = low_0_0;
+                let own_high_0_0 = high_0_0;
+                let own_scales_0_0 = scales_0_0;
+                low_0_0 = load_low(batch, column_0, next_0);
+                high_0_0 = load_high(batch, column_0, next_0);
+                scales_0_0 = load_scales(batch, column_0, next_0);
+                let own_low_0_1 = low_0_1;
+                let own_high_0_1 = high_0_1;
+                let own_scales_0_1 = scales_0_1;
+                low_0_1 = load_low(batch, column_1, next_0);
+                high_0_1 = load_high(batch, column_1, next_0);
+                scales_0_1 = load_scales(batch, column_1, next_0);
+                let own_low_0_2 = low_0_2;
+                let own_high_0_2 = high_0_2;
+                let own_scales_0_2 = scales_0_2;
+                low_0_2 = load_low(batch, column_2, next_0);
+                high_0_2 = load_high(batch, column_2, next_0);
+                scales_0_2 = load_scales(batch, column_2, next_0);
+                let own_low_0_3 = low_0_3;
+                let own_high_0_3 = high_0_3;
+                let own_scales_0_3 = scales_0_3;
+                low_0_3 = load_low(batch, column_3, next_0);
+                high_0_3 = load_high(batch, column_3, next_0);
+                scales_0_3 = load_scales(batch, column_3, next_0);
                 let at_0 = (k_0 - chunk) * STRIDE;
                 let is_inside_0 = k + 0u * LANES < chunk_end;
                 var terms_0_0 = vec2<f32>();
@@ -136,48 +165,48 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
                 let x_0_0_7 = staged[0u * ROW + at_0 + 7u];
                 var lower_0_0 = 0.0;
                 var upper_0_0 = 0.0;
-                lower_0_0 = add_terms(lower_0_0, x_0_0_0, expand(low_0_0, high_0_0, 0u));
-                lower_0_0 = add_terms(lower_0_0, x_0_0_1, expand(low_0_0, high_0_0, 1u));
-                lower_0_0 = add_terms(lower_0_0, x_0_0_2, expand(low_0_0, high_0_0, 2u));
-                lower_0_0 = add_terms(lower_0_0, x_0_0_3, expand(low_0_0, high_0_0, 3u));
-                upper_0_0 = add_terms(upper_0_0, x_0_0_4, expand(low_0_0, high_0_0, 4u));
-                upper_0_0 = add_terms(upper_0_0, x_0_0_5, expand(low_0_0, high_0_0, 5u));
-                upper_0_0 = add_terms(upper_0_0, x_0_0_6, expand(low_0_0, high_0_0, 6u));
-                upper_0_0 = add_terms(upper_0_0, x_0_0_7, expand(low_0_0, high_0_0, 7u));
-                sum_0 += select(0.0, scaled(scales_0_0, vec2<f32>(lower_0_0, upper_0_0), terms_0_0), is_inside_0);
+                lower_0_0 = add_terms(lower_0_0, x_0_0_0, expand(own_low_0_0, own_high_0_0, 0u));
+                lower_0_0 = add_terms(lower_0_0, x_0_0_1, expand(own_low_0_0, own_high_0_0, 1u));
+                lower_0_0 = add_terms(lower_0_0, x_0_0_2, expand(own_low_0_0, own_high_0_0, 2u));
+                lower_0_0 = add_terms(lower_0_0, x_0_0_3, expand(own_low_0_0, own_high_0_0, 3u));
+                upper_0_0 = add_terms(upper_0_0, x_0_0_4, expand(own_low_0_0, own_high_0_0, 4u));
+                upper_0_0 = add_terms(upper_0_0, x_0_0_5, expand(own_low_0_0, own_high_0_0, 5u));
+                upper_0_0 = add_terms(upper_0_0, x_0_0_6, expand(own_low_0_0, own_high_0_0, 6u));
+                upper_0_0 = add_terms(upper_0_0, x_0_0_7, expand(own_low_0_0, own_high_0_0, 7u));
+                sum_0 += select(0.0, scaled(own_scales_0_0, vec2<f32>(lower_0_0, upper_0_0), terms_0_0), is_inside_0);
                 var lower_0_1 = 0.0;
                 var upper_0_1 = 0.0;
-                lower_0_1 = add_terms(lower_0_1, x_0_0_0, expand(low_0_1, high_0_1, 0u));
-                lower_0_1 = add_terms(lower_0_1, x_0_0_1, expand(low_0_1, high_0_1, 1u));
-                lower_0_1 = add_terms(lower_0_1, x_0_0_2, expand(low_0_1, high_0_1, 2u));
-                lower_0_1 = add_terms(lower_0_1, x_0_0_3, expand(low_0_1, high_0_1, 3u));
-                upper_0_1 = add_terms(upper_0_1, x_0_0_4, expand(low_0_1, high_0_1, 4u));
-                upper_0_1 = add_terms(upper_0_1, x_0_0_5, expand(low_0_1, high_0_1, 5u));
-                upper_0_1 = add_terms(upper_0_1, x_0_0_6, expand(low_0_1, high_0_1, 6u));
-                upper_0_1 = add_terms(upper_0_1, x_0_0_7, expand(low_0_1, high_0_1, 7u));
-                sum_1 += select(0.0, scaled(scales_0_1, vec2<f32>(lower_0_1, upper_0_1), terms_0_0), is_inside_0);
+                lower_0_1 = add_terms(lower_0_1, x_0_0_0, expand(own_low_0_1, own_high_0_1, 0u));
+                lower_0_1 = add_terms(lower_0_1, x_0_0_1, expand(own_low_0_1, own_high_0_1, 1u));
+                lower_0_1 = add_terms(lower_0_1, x_0_0_2, expand(own_low_0_1, own_high_0_1, 2u));
+                lower_0_1 = add_terms(lower_0_1, x_0_0_3, expand(own_low_0_1, own_high_0_1, 3u));
+                upper_0_1 = add_terms(upper_0_1, x_0_0_4, expand(own_low_0_1, own_high_0_1, 4u));
+                upper_0_1 = add_terms(upper_0_1, x_0_0_5, expand(own_low_0_1, own_high_0_1, 5u));
+                upper_0_1 = add_terms(upper_0_1, x_0_0_6, expand(own_low_0_1, own_high_0_1, 6u));
+                upper_0_1 = add_terms(upper_0_1, x_0_0_7, expand(own_low_0_1, own_high_0_1, 7u));
+                sum_1 += select(0.0, scaled(own_scales_0_1, vec2<f32>(lower_0_1, upper_0_1), terms_0_0), is_inside_0);
                 var lower_0_2 = 0.0;
                 var upper_0_2 = 0.0;
-                lower_0_2 = add_terms(lower_0_2, x_0_0_0, expand(low_0_2, high_0_2, 0u));
-                lower_0_2 = add_terms(lower_0_2, x_0_0_1, expand(low_0_2, high_0_2, 1u));
-                lower_0_2 = add_terms(lower_0_2, x_0_0_2, expand(low_0_2, high_0_2, 2u));
-                lower_0_2 = add_terms(lower_0_2, x_0_0_3, expand(low_0_2, high_0_2, 3u));
-                upper_0_2 = add_terms(upper_0_2, x_0_0_4, expand(low_0_2, high_0_2, 4u));
-                upper_0_2 = add_terms(upper_0_2, x_0_0_5, expand(low_0_2, high_0_2, 5u));
-                upper_0_2 = add_terms(upper_0_2, x_0_0_6, expand(low_0_2, high_0_2, 6u));
-                upper_0_2 = add_terms(upper_0_2, x_0_0_7, expand(low_0_2, high_0_2, 7u));
-                sum_2 += select(0.0, scaled(scales_0_2, vec2<f32>(lower_0_2, upper_0_2), terms_0_0), is_inside_0);
+                lower_0_2 = add_terms(lower_0_2, x_0_0_0, expand(own_low_0_2, own_high_0_2, 0u));
+                lower_0_2 = add_terms(lower_0_2, x_0_0_1, expand(own_low_0_2, own_high_0_2, 1u));
+                lower_0_2 = add_terms(lower_0_2, x_0_0_2, expand(own_low_0_2, own_high_0_2, 2u));
+                lower_0_2 = add_terms(lower_0_2, x_0_0_3, expand(own_low_0_2, own_high_0_2, 3u));
+                upper_0_2 = add_terms(upper_0_2, x_0_0_4, expand(own_low_0_2, own_high_0_2, 4u));
+                upper_0_2 = add_terms(upper_0_2, x_0_0_5, expand(own_low_0_2, own_high_0_2, 5u));
+                upper_0_2 = add_terms(upper_0_2, x_0_0_6, expand(own_low_0_2, own_high_0_2, 6u));
+                upper_0_2 = add_terms(upper_0_2, x_0_0_7, expand(own_low_0_2, own_high_0_2, 7u));
+                sum_2 += select(0.0, scaled(own_scales_0_2, vec2<f32>(lower_0_2, upper_0_2), terms_0_0), is_inside_0);
                 var lower_0_3 = 0.0;
                 var upper_0_3 = 0.0;
-                lower_0_3 = add_terms(lower_0_3, x_0_0_0, expand(low_0_3, high_0_3, 0u));
-                lower_0_3 = add_terms(lower_0_3, x_0_0_1, expand(low_0_3, high_0_3, 1u));
-                lower_0_3 = add_terms(lower_0_3, x_0_0_2, expand(low_0_3, high_0_3, 2u));
-                lower_0_3 = add_terms(lower_0_3, x_0_0_3, expand(low_0_3, high_0_3, 3u));
-                upper_0_3 = add_terms(upper_0_3, x_0_0_4, expand(low_0_3, high_0_3, 4u));
-                upper_0_3 = add_terms(upper_0_3, x_0_0_5, expand(low_0_3, high_0_3, 5u));
-                upper_0_3 = add_terms(upper_0_3, x_0_0_6, expand(low_0_3, high_0_3, 6u));
-                upper_0_3 = add_terms(upper_0_3, x_0_0_7, expand(low_0_3, high_0_3, 7u));
-                sum_3 += select(0.0, scaled(scales_0_3, vec2<f32>(lower_0_3, upper_0_3), terms_0_0), is_inside_0);
+                lower_0_3 = add_terms(lower_0_3, x_0_0_0, expand(own_low_0_3, own_high_0_3, 0u));
+                lower_0_3 = add_terms(lower_0_3, x_0_0_1, expand(own_low_0_3, own_high_0_3, 1u));
+                lower_0_3 = add_terms(lower_0_3, x_0_0_2, expand(own_low_0_3, own_high_0_3, 2u));
+                lower_0_3 = add_terms(lower_0_3, x_0_0_3, expand(own_low_0_3, own_high_0_3, 3u));
+                upper_0_3 = add_terms(upper_0_3, x_0_0_4, expand(own_low_0_3, own_high_0_3, 4u));
+                upper_0_3 = add_terms(upper_0_3, x_0_0_5, expand(own_low_0_3, own_high_0_3, 5u));
+                upper_0_3 = add_terms(upper_0_3, x_0_0_6, expand(own_low_0_3, own_high_0_3, 6u));
+                upper_0_3 = add_terms(upper_0_3, x_0_0_7, expand(own_low_0_3, own_high_0_3, 7u));
+                sum_3 += select(0.0, scaled(own_scales_0_3, vec2<f32>(lower_0_3, upper_0_3), terms_0_0), is_inside_0);
             }
         }
         let all_0 = subgroupAdd(sum_0);

@@ -3,8 +3,9 @@ var<storage, read> b1: array<vec4<f32>>;
 var<storage, read> b2: array<vec4<f32>>;
 // Matrix product of few rows with a large matrix whose columns lie along K, as for a token of a model of billions of parameters.
 //
-// A workgroup first stores the rows in shared memory (CHUNK units at a time), and then computes one TILE of columns after the other.
-// Each column has LANES threads. A thread loads COUNT units of COLUMNS columns before it waits for any of them. A unit is UNIT vectors
+// A workgroup stores the rows in shared memory (CHUNK units at a time), and then computes one TILE of columns after the other.
+// Each column has LANES threads. A thread has COUNT units of COLUMNS columns in flight
+// while rows are stored, and while earlier units are added. A unit is UNIT vectors
 // of four terms: a block of packed weights, or one vector of a plain matrix. An element of a row is read from shared memory once for
 // COLUMNS columns. Where there are few columns, K is cut into PARTS (split-K).
 //
@@ -64,7 +65,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let slot = local % LANES;
     let first_unit = part * UNITS;
     let end = min(first_unit + UNITS, ALL_UNITS);
-    await_earlier_launches();
     {
         let tile = first_tile + 0u * ACROSS;
         let column_0 = min(column_of(tile, 0u * GROUPS + local / LANES), N - 1u);
@@ -78,6 +78,18 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         let chunk = first_unit;
         {
             let chunk_end = min(chunk + CHUNK, end);
+            // What comes before needs none of the matrix, which is loaded meanwhile.
+            let first_0 = min(chunk + slot + 0u * LANES, chunk_end - 1u);
+            var b_0_0 = load_b(batch, column_0, first_0);
+            var b_0_1 = load_b(batch, column_1, first_0);
+            var b_0_2 = load_b(batch, column_2, first_0);
+            var b_0_3 = load_b(batch, column_3, first_0);
+            let first_1 = min(chunk + slot + 1u * LANES, chunk_end - 1u);
+            var b_1_0 = load_b(batch, column_0, first_1);
+            var b_1_1 = load_b(batch, column_1, first_1);
+            var b_1_2 = load_b(batch, column_2, first_1);
+            var b_1_3 = load_b(batch, column_3, first_1);
+            await_earlier_launches();
             for (var i = local; i < M * CHUNK_VECTORS; i += THREADS) {
                 let row = i / CHUNK_VECTORS;
                 let vector = i % CHUNK_VECTORS;
@@ -88,36 +100,48 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             workgroupBarrier();
             for (var k = chunk + slot; k < chunk_end; k += COUNT * LANES) {
                 let k_0 = min(k + 0u * LANES, chunk_end - 1u);
-                let b_0_0 = load_b(batch, column_0, k_0);
-                let b_0_1 = load_b(batch, column_1, k_0);
-                let b_0_2 = load_b(batch, column_2, k_0);
-                let b_0_3 = load_b(batch, column_3, k_0);
+                // The units of the next round are loaded while those of this one are added.
+                let next_0 = min(k + (COUNT + 0u) * LANES, chunk_end - 1u);
+                let own_b_0_0 = b_0_0;
+                b_0_0 = load_b(batch, column_0, next_0);
+                let own_b_0_1 = b_0_1;
+                b_0_1 = load_b(batch, column_1, next_0);
+                let own_b_0_2 = b_0_2;
+                b_0_2 = load_b(batch, column_2, next_0);
+                let own_b_0_3 = b_0_3;
+                b_0_3 = load_b(batch, column_3, next_0);
                 let k_1 = min(k + 1u * LANES, chunk_end - 1u);
-                let b_1_0 = load_b(batch, column_0, k_1);
-                let b_1_1 = load_b(batch, column_1, k_1);
-                let b_1_2 = load_b(batch, column_2, k_1);
-                let b_1_3 = load_b(batch, column_3, k_1);
+                // The units of the next round are loaded while those of this one are added.
+                let next_1 = min(k + (COUNT + 1u) * LANES, chunk_end - 1u);
+                let own_b_1_0 = b_1_0;
+                b_1_0 = load_b(batch, column_0, next_1);
+                let own_b_1_1 = b_1_1;
+                b_1_1 = load_b(batch, column_1, next_1);
+                let own_b_1_2 = b_1_2;
+                b_1_2 = load_b(batch, column_2, next_1);
+                let own_b_1_3 = b_1_3;
+                b_1_3 = load_b(batch, column_3, next_1);
                 let at_0 = (k_0 - chunk) * STRIDE;
                 let is_inside_0 = k + 0u * LANES < chunk_end;
                 let x_0_0 = select(vec4<f32>(), staged[0u * ROW + at_0], is_inside_0);
-                let y_0_0 = select(vec4<f32>(), b_0_0, is_inside_0);
+                let y_0_0 = select(vec4<f32>(), own_b_0_0, is_inside_0);
                 sum_0 = add_terms(sum_0, x_0_0, y_0_0);
-                let y_0_1 = select(vec4<f32>(), b_0_1, is_inside_0);
+                let y_0_1 = select(vec4<f32>(), own_b_0_1, is_inside_0);
                 sum_1 = add_terms(sum_1, x_0_0, y_0_1);
-                let y_0_2 = select(vec4<f32>(), b_0_2, is_inside_0);
+                let y_0_2 = select(vec4<f32>(), own_b_0_2, is_inside_0);
                 sum_2 = add_terms(sum_2, x_0_0, y_0_2);
-                let y_0_3 = select(vec4<f32>(), b_0_3, is_inside_0);
+                let y_0_3 = select(vec4<f32>(), own_b_0_3, is_inside_0);
                 sum_3 = add_terms(sum_3, x_0_0, y_0_3);
                 let at_1 = (k_1 - chunk) * STRIDE;
                 let is_inside_1 = k + 1u * LANES < chunk_end;
                 let x_1_0 = select(vec4<f32>(), staged[0u * ROW + at_1], is_inside_1);
-                let y_1_0 = select(vec4<f32>(), b_1_0, is_inside_1);
+                let y_1_0 = select(vec4<f32>(), own_b_1_0, is_inside_1);
                 sum_0 = add_terms(sum_0, x_1_0, y_1_0);
-                let y_1_1 = select(vec4<f32>(), b_1_1, is_inside_1);
+                let y_1_1 = select(vec4<f32>(), own_b_1_1, is_inside_1);
                 sum_1 = add_terms(sum_1, x_1_0, y_1_1);
-                let y_1_2 = select(vec4<f32>(), b_1_2, is_inside_1);
+                let y_1_2 = select(vec4<f32>(), own_b_1_2, is_inside_1);
                 sum_2 = add_terms(sum_2, x_1_0, y_1_2);
-                let y_1_3 = select(vec4<f32>(), b_1_3, is_inside_1);
+                let y_1_3 = select(vec4<f32>(), own_b_1_3, is_inside_1);
                 sum_3 = add_terms(sum_3, x_1_0, y_1_3);
             }
         }

@@ -21,9 +21,11 @@ const KEYS: usize = 512;
 /// Other numbers of both that are tried, as far as partial scores take no more memory.
 const ALL_SHARING: [usize; 4] = [2, 4, 8, 16];
 const ALL_KEYS: [usize; 4] = [128, 256, 512, 1024];
-/// Keys that a query may see from which on several workgroups share them, and how many workgroups are wanted then.
-const MANY_KEYS: usize = 2048;
-const WANTED_GROUPS: usize = 200;
+/// Elements of the keys that a query may see from which on several workgroups share them, and how many workgroups are wanted then.
+const MANY_ELEMENTS: usize = 2048 * 64;
+const WANTED_GROUPS: usize = 256;
+/// Keys of a tile then: a cache that is not full has few tiles, and each is for one workgroup.
+const SHARED_KEYS: usize = 128;
 /// Fewest keys of a workgroup, if all are valid, where several share them.
 const MIN_KEYS: usize = 128;
 /// Most elements of a head whose query is in shared memory.
@@ -46,13 +48,18 @@ impl Sharing {
     /// What is commonly the best; `None` for a call that has no vectors.
     pub(super) fn usual(cx: &CompileCx, dims: &AttentionDims) -> Option<Self> {
         let has_vectors = dims.head_dim.is_multiple_of(4) && (0..POSITIONS).all(|operand| cx.has_vectors(operand));
+        let seen = most_seen(dims);
+        let workgroups = match seen * dims.head_dim < MANY_ELEMENTS {
+            true => 1,
+            false => WANTED_GROUPS
+                .div_ceil(queries(dims).max(1))
+                .min(seen / SHARED_KEYS)
+                .max(1),
+        };
         (has_vectors && dims.head_dim <= MAX_WIDTH).then_some(Sharing {
-            keys: KEYS,
+            keys: if workgroups > 1 { SHARED_KEYS } else { KEYS },
             threads: SHARING,
-            workgroups: match most_seen(dims) {
-                seen if seen < MANY_KEYS => 1,
-                seen => WANTED_GROUPS.div_ceil(queries(dims).max(1)).min(seen / KEYS),
-            },
+            workgroups,
         })
     }
 

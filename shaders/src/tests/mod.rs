@@ -469,7 +469,7 @@ fn keys_of_long_caches_are_shared() {
     assert_eq!(groups(&cached(1, 2047, None)), [9]);
     assert_eq!(groups(&cached(1, 8192, Some(500))), [9]);
     assert_eq!(groups(&cached(30, 8192, None)), [270], "enough without");
-    for (sequences, capacity, window, shared) in [(1, 2048, None, 4), (1, 8192, None, 16), (16, 8192, Some(3000), 2)] {
+    for (sequences, capacity, window, shared) in [(1, 2048, None, 16), (1, 8192, None, 29), (16, 8192, Some(3000), 2)] {
         let launches = cached(sequences, capacity, window);
         let queries = 9 * sequences;
         let joining = (queries * 64 / 4).div_ceil(256);
