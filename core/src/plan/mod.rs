@@ -109,7 +109,7 @@ impl Dispatch {
         call_title(&self.kernel.name, &self.attrs)
     }
 
-    /// Bytes of what it reads and writes, each buffer once.
+    /// Size of all operands in bytes. A buffer that is read and written counts once.
     pub fn operand_bytes(&self) -> u64 {
         let mut seen: Vec<BufferRef> = Vec::new();
         let mut bytes = 0;

@@ -19,7 +19,8 @@ pub struct TimingRow {
     pub count: usize,
     /// Time of all its runs.
     pub total: Duration,
-    /// Bytes of the operands of all its runs. Of a large operand a kernel may read only a part, such as the filled rows of a cache.
+    /// Size of the operands of all runs in bytes. A kernel may read only a part of a large operand, such as the filled rows of a
+    /// cache.
     pub bytes: u64,
 }
 
@@ -31,7 +32,7 @@ pub struct Timings {
 }
 
 impl Timings {
-    /// Adds up equal passes. `bytes` are those of the operands of a dispatch.
+    /// Adds up equal passes. `bytes` returns the size of a dispatch's operands.
     fn of(passes: Vec<PassTiming>, bytes: impl Fn(u32) -> u64) -> Self {
         let mut rows: Vec<TimingRow> = Vec::new();
         let mut known: HashMap<Arc<str>, usize> = HashMap::new();
