@@ -141,8 +141,13 @@ impl Conversation {
                 "a required call of a tool cannot follow response_format or grammar",
             ));
         }
+        let is_required = matches!(choice, ToolChoice::Any | ToolChoice::Named(_));
+        if is_required && !options.stop.is_empty() {
+            let message = "a required call of a tool cannot be used with stop, which would cut it off";
+            return Err(ApiError::field("stop", message));
+        }
         let tools = OfferedTools {
-            is_required: matches!(choice, ToolChoice::Any | ToolChoice::Named(_)),
+            is_required,
             is_single: self.parallel_tool_calls == Some(false),
             tools: if choice == ToolChoice::None {
                 Vec::new()

@@ -42,7 +42,8 @@ fn accepted(name: &str) -> Option<Vec<Value>> {
         "mirostat" | "xtc_probability" | "dry_multiplier" | "dynatemp_range" | "n_probs" | "n_keep" | "n_indent"
         | "min_keep" | "priority" => vec![json!(0), json!(0.0)],
         "top_n_sigma" | "id_slot" | "t_max_predict_ms" => vec![json!(-1), json!(-1.0), json!(0)],
-        "bad_words" | "allowed_token_ids" | "logits_processors" | "lora" | "functions" | "response_fields" => {
+        "bad_words" | "allowed_token_ids" | "logits_processors" | "lora" | "functions" | "response_fields"
+        | "include" => {
             vec![json!([])]
         }
         "verbosity" => vec![json!("medium")],
@@ -57,7 +58,6 @@ fn accepted(name: &str) -> Option<Vec<Value>> {
         | "prompt_logprobs"
         | "previous_response_id"
         | "conversation"
-        | "include"
         | "samplers"
         | "repeat_last_n"
         | "dynatemp_exponent"

@@ -248,6 +248,10 @@ impl Common {
             ));
         }
         let min_tokens = self.min_tokens.unwrap_or(0);
+        if let Some(max) = max_tokens.filter(|&max| min_tokens > max) {
+            let message = format!("expected min_tokens of at most max_tokens, found {min_tokens} and {max}");
+            return Err(ApiError::field("min_tokens", message));
+        }
         if min_tokens > 0 && grammar.is_some() {
             return Err(ApiError::field(
                 "min_tokens",
@@ -357,6 +361,16 @@ fn biases(biases: Option<Map<String, Value>>, vocab: usize) -> Result<Vec<(u32, 
 
 impl ResponseFormat {
     pub(crate) fn grammar(self) -> Result<Option<Grammar>, ApiError> {
+        let is_used = match self.r#type.as_str() {
+            "json_object" => self.json_schema.is_none(),
+            "json_schema" => self.json_schema.is_none() || self.schema.is_none(),
+            "text" => self.json_schema.is_none() && self.schema.is_none(),
+            _ => true,
+        };
+        if !is_used {
+            let message = "response_format has a schema that its type does not use; leave the schema out, or use the type json_schema";
+            return Err(ApiError::field("response_format", message));
+        }
         match self.r#type.as_str() {
             "text" => Ok(None),
             "json_object" => Ok(Some(self.schema.map_or(Grammar::Object, Grammar::Schema))),

@@ -260,7 +260,7 @@ impl Responses {
         let Answer { content, calls } = self.tools.answer(&self.text);
         let mut items = Vec::new();
         if !content.is_empty() || calls.is_empty() {
-            items.push(self.message("completed", Some(&content)));
+            items.push(self.message(self.status(), Some(&content)));
         }
         items.extend(calls.iter().map(|call| {
             json!({"type": "function_call", "id": id("fc"), "call_id": call_id(), "name": call.name,

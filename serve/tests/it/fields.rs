@@ -294,6 +294,21 @@ fn fields_that_would_be_ignored_are_refused() {
             json!({"input": [{"role": "user", "content": [{"type": "input_text", "text": "a", "bold": true}]}]}),
             "bold",
         ),
+        (
+            "chat/completions",
+            json!({"messages": user, "min_tokens": 5, "max_tokens": 3}),
+            "found 5 and 3",
+        ),
+        (
+            "chat/completions",
+            json!({"messages": user, "response_format": {"type": "text", "schema": {}}}),
+            "does not use",
+        ),
+        (
+            "chat/completions",
+            json!({"messages": user, "response_format": {"type": "json_object", "json_schema": {"schema": {}}}}),
+            "does not use",
+        ),
     ] {
         let response = server.post(&format!("/v1/{path}"), &body);
         assert_eq!(response.status, 400, "{body}: {}", response.body);
@@ -307,6 +322,12 @@ fn fields_that_would_be_ignored_are_refused() {
     let body = json!({"messages": [text, answer, user[0]], "max_tokens": 2, "max_completion_tokens": 2, "response_format": format});
     let response = server.post("/v1/chat/completions", &body);
     assert_eq!(response.status, 200, "{}", response.body);
+    // As OpenAI's Agents SDK sends it.
+    let body = json!({"input": "a", "include": [], "max_output_tokens": 3, "text": {"format": {"type": "text"}}});
+    let response = server.post("/v1/responses", &body);
+    assert_eq!(response.status, 200, "{}", response.body);
+    let json = response.json();
+    assert_eq!(json["output"][0]["status"], json["status"]);
 }
 
 #[test]
