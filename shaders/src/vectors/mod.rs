@@ -28,6 +28,8 @@ const MAX_ROWS: usize = 16;
 pub(super) const FEW_ROWS: usize = 4;
 /// Threads of a workgroup.
 const THREADS: usize = 256;
+/// Terms of a vector.
+const WIDTH: usize = 4;
 /// Most lanes: eight columns of them are a sector of memory where neighbours there are columns.
 const MAX_LANES: usize = 32;
 /// Fewest lanes.
@@ -336,4 +338,38 @@ impl<'a> Vectors<'a> {
     fn is_staged(&self) -> bool {
         self.contraction.stored(0).is_none() && self.sizes.m * self.sizes.k.div_ceil(self.parts) <= MAX_STAGED
     }
+}
+
+/// Returns true if an operand is in memory, and its vectors lie along K.
+fn has_vectors(contraction: &dyn Contraction, cx: &CompileCx, operand: usize) -> bool {
+    let stored = contraction.stored(operand).filter(|_| contraction.is_along_k(operand));
+    stored.is_some_and(|stored| cx.has_vectors(stored))
+}
+
+/// Gives a kernel file the vectors of its rows, or their elements if these are computed.
+fn load_rows(
+    contraction: &dyn Contraction,
+    e: &mut Emitter,
+    template: Template,
+    are_computed: bool,
+) -> Result<Template, String> {
+    if are_computed {
+        let (a, value) = e.block(|e| contraction.load(e, 0, "line", "k"))?;
+        let template = template.returns("compute_a", &a, &value);
+        return Ok(template.returns("load_a", "", "vec4<f32>()"));
+    }
+    let (a, value) = vector(contraction, e, 0)?;
+    Ok(template.returns("load_a", &a, &value))
+}
+
+/// Statements that load the vector `k` of a line of an operand, and its value.
+fn vector(contraction: &dyn Contraction, e: &mut Emitter, operand: usize) -> Result<(String, String), String> {
+    let (code, found) = e.block(|e| {
+        let first = e.bind(&format!("k * {WIDTH}u"))?;
+        contraction.number_of(e, operand, "line", &first)
+    })?;
+    let stored = contraction.stored(operand);
+    let vector = stored.and_then(|stored| e.module.load_vector(stored, &found.vector()));
+    let vector = vector.ok_or("an operand of a contraction is not read by vectors")?;
+    Ok((code, found.guarded("vec4<f32>", vector, None)))
 }

@@ -11,10 +11,8 @@ use super::super::kernel::{CompileCx, Launch};
 use super::super::packed::Packed;
 use super::super::schedule::Schedule;
 use super::super::template::Template;
-use super::{Shared, THREADS};
+use super::{Shared, THREADS, WIDTH, has_vectors, load_rows, vector};
 
-/// Terms of a vector.
-const WIDTH: usize = 4;
 /// Threads that share the sum of a column.
 const LANES: usize = 32;
 /// Columns of a tile for each column of a thread.
@@ -65,15 +63,12 @@ impl<'a> Staged<'a> {
     ) -> Option<Self> {
         let sizes = contraction.sizes();
         let Sizes { batch, m, n, k } = sizes;
-        let has_vectors = |operand| {
-            let stored = contraction.stored(operand).filter(|_| contraction.is_along_k(operand));
-            stored.is_some_and(|stored| cx.has_vectors(stored))
-        };
         let packed = contraction.packed(1).filter(|_| contraction.is_along_k(1));
         let terms = if packed.is_some() { BLOCK } else { WIDTH };
         let length = k.div_ceil(parts.max(1)).next_multiple_of(terms);
         let is_computed = contraction.stored(0).is_none();
-        let loads = (packed.is_some() || has_vectors(1)) && (is_computed || has_vectors(0));
+        let loads =
+            (packed.is_some() || has_vectors(contraction, cx, 1)) && (is_computed || has_vectors(contraction, cx, 0));
         let is_large = n * k >= MIN_ELEMENTS && length >= MIN_LENGTH;
         if k == 0 || !k.is_multiple_of(terms) || !loads || !is_large {
             return None;
@@ -140,22 +135,11 @@ impl<'a> Staged<'a> {
         template = match self.packed {
             Some(packed) => self.packed_loads(&mut e, template, packed)?,
             None => {
-                let (b, b_value) = self.vector(&mut e, 1)?;
+                let (b, b_value) = vector(self.contraction, &mut e, 1)?;
                 template.returns("load_b", &b, &b_value)
             }
         };
-        template = match is_computed {
-            true => {
-                let (a, value) = e.block(|e| self.contraction.load(e, 0, "line", "k"))?;
-                template
-                    .returns("compute_a", &a, &value)
-                    .returns("load_a", "", "vec4<f32>()")
-            }
-            false => {
-                let (a, value) = self.vector(&mut e, 0)?;
-                template.returns("load_a", &a, &value)
-            }
-        };
+        template = load_rows(self.contraction, &mut e, template, is_computed)?;
         let tiles = n.div_ceil(self.columns * GROUPS);
         e.module
             .finish_template(template, tiles.div_ceil(self.tiles) * batch * self.parts)
@@ -203,18 +187,6 @@ impl<'a> Staged<'a> {
             template = template.returns("load_high", &high, &high_value);
         }
         Ok(template)
-    }
-
-    /// Statements that load the vector `k` of a line of an operand, and its value.
-    fn vector(&self, e: &mut Emitter, operand: usize) -> Result<(String, String), String> {
-        let (code, found) = e.block(|e| {
-            let first = e.bind(&format!("k * {WIDTH}u"))?;
-            self.contraction.number_of(e, operand, "line", &first)
-        })?;
-        let stored = self.contraction.stored(operand);
-        let vector = stored.and_then(|stored| e.module.load_vector(stored, &found.vector()));
-        let vector = vector.ok_or("an operand of a contraction is not read by vectors")?;
-        Ok((code, found.guarded("vec4<f32>", vector, None)))
     }
 }
 
