@@ -46,7 +46,7 @@ impl Change {
     /// `drift` is the change of the device's peak rates between the records, as a part of them.
     fn of(before: &Measurement, after: &Measurement, drift: f64) -> Self {
         let (old, new) = (before.seconds, after.seconds);
-        // Scatter of the medians of two runs, and what the machine itself changed by.
+        // Both medians scatter, and the speed of the machine may have changed.
         let noise = MIN_CHANGE + old.scatter().max(0.0) + new.scatter().max(0.0) + drift;
         let verdict = if new.high < old.low && new.median * (1.0 + noise) < old.median {
             Verdict::Faster
@@ -82,7 +82,7 @@ pub struct PeakRateChange {
     pub launches: f64,
 }
 
-/// How much the peak rates of a device changed between two records, as a part of them; 0 where one has no rates.
+/// Returns the relative change of a device's peak rates between two records, or 0 if one has none.
 fn drift(before: &Record, after: &Record, device: &str) -> f64 {
     let (Some(old), Some(new)) = (before.device(device), after.device(device)) else {
         return 0.0;

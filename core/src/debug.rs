@@ -111,7 +111,7 @@ impl DebugOptions {
         let folder = folder.join(format!("plan-{}", NUMBER.fetch_add(1, Ordering::Relaxed)));
         make(&folder)?;
         write(&folder.join("plan.txt"), &plan.to_string())?;
-        // `meganeura diff` reads it, whatever graph it was made of.
+        // `meganeura diff` reads this file.
         save_plan(plan, &Graph::new(), folder.join("plan.ron"))?;
         for kernel in device.kernel_sources(plan)? {
             let name = plan

@@ -23,7 +23,7 @@ pub struct Features {
     pub subgroup_size: Option<u32>,
     /// Whether its own conversion from `f16` to `f32` is exact: small numbers, infinities and NaN included.
     pub exact_f16: bool,
-    /// Bytes of shared memory of a workgroup; 0 if that is not known.
+    /// Size of a workgroup's shared memory in bytes; 0 if unknown.
     pub workgroup_bytes: u32,
 }
 

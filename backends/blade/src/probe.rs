@@ -30,7 +30,7 @@ pub(crate) struct Limits {
     pub(crate) uniform_subgroup_size: Option<u32>,
     /// Multiprocessors, as NVIDIA's driver counts them, if it does.
     pub(crate) multiprocessors: Option<u32>,
-    /// Bytes of shared memory of a workgroup; 0 if that is not known.
+    /// Size of a workgroup's shared memory in bytes; 0 if unknown.
     pub(crate) workgroup_bytes: u32,
     /// Whether the GPU has memory of its own, if known.
     pub(crate) discrete: Option<bool>,

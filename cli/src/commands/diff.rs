@@ -16,8 +16,7 @@ use crate::output::line;
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// File of the plan, which `meganeura explain MODEL --device SEL --cache FILE` or MEGANEURA_DEBUG=dump=FOLDER (plan.ron)
-    /// writes. Both devices need all of its
-    /// kernels.
+    /// writes. Both devices need all of its kernels.
     #[arg(long, value_name = "FILE")]
     plan: PathBuf,
 
